@@ -1,0 +1,314 @@
+"""The types that cross the harness's modules; frozen, without logic.
+
+Direction of the data: matrix file -> Cell -> Observation -> Verdict -> report. Everything here can be written
+as JSON and read back (harness/storage.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from services.faults import NO_FAULT, Fault, LoadMode
+from services.journal import Event
+
+SCHEMA_VERSION = 1
+
+
+class Outcome(StrEnum):
+    """What happened in a cell."""
+
+    LOADED = "loaded"
+    """No fault: everything was loaded and equals the oracle."""
+    RECOVERED = "recovered"
+    """The failure was reported and every completion equals its oracle."""
+    FAILED_CLEANLY = "failed-cleanly"
+    """The failure was reported and the affected requests got an error and no text."""
+    CAUGHT = "caught"
+    """Silent control: the comparison saw the wrong KV."""
+
+    WRONG_OUTPUT = "wrong-output"
+    CRASHED = "crashed"
+    HUNG = "hung"
+    POISONED = "poisoned"
+    COLLATERAL = "collateral"
+    LEAKED = "leaked"
+    UNREPORTED = "unreported"
+
+    MISSED = "missed"
+    """Silent control that the comparison did not see."""
+    UNPROVEN = "unproven"
+    """A precondition does not hold (nothing loaded, fault did not fire, oracle unstable): no claim is made."""
+    NOT_RUN = "not-run"
+    """The stack lacks what the cell needs, or the harness could not run it."""
+
+
+class Status(StrEnum):
+    """What the outcome means for the run."""
+
+    PASS = "pass"
+    FAIL = "fail"
+    KNOWN = "known"
+    FIXED = "fixed"
+    INCONCLUSIVE = "inconclusive"
+    ERROR = "error"
+    SKIPPED = "skipped"
+
+
+class Role(StrEnum):
+    """What a request is in its cell."""
+
+    VICTIM = "victim"
+    """Its load is broken (or, in a no-fault cell, watched)."""
+    SHARER = "sharer"
+    """Its prompt shares the victim's first blocks; it runs beside the victim."""
+    BYSTANDER = "bystander"
+    """Shares nothing with the victim; runs beside it."""
+    CANARY = "canary"
+    """The victim's prompt again, after the fault, without a fault and without clearing the prefix cache."""
+
+
+class OracleKind(StrEnum):
+    """reuse: everything offered is loaded. recompute: nothing is. partial: only the first `blocks` blocks."""
+
+    REUSE = "reuse"
+    RECOMPUTE = "recompute"
+    PARTIAL = "partial"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt as token ids. `full_block_count`: whole blocks that can be loaded, i.e. (len - 1) // block size.
+    `secret`: a word that occurs in no other prompt, or empty."""
+
+    id: str
+    token_ids: tuple[int, ...]
+    text: str
+    full_block_count: int
+    secret: str = ""
+
+
+@dataclass(frozen=True)
+class PromptSpec:
+    """A prompt before it is tokenised. `text` is used as it is when `token_count` is 0; otherwise it is
+    repeated or cut at token level to exactly `token_count` tokens. `share_with`/`shared_blocks`: the first
+    `shared_blocks` blocks are those of that other prompt."""
+
+    id: str
+    text: str
+    token_count: int = 0
+    secret: str = ""
+    share_with: str = ""
+    shared_blocks: int = 0
+
+
+@dataclass(frozen=True)
+class PlannedRequest:
+    """One request of a cell."""
+
+    role: Role
+    prompt_id: str
+    load: LoadMode
+    fault: Fault = NO_FAULT
+    stream: bool = False
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One experiment. `engine` is a service name; `policy` its kv_load_failure_policy. `requests` are sent at
+    the same time, in this order. `control`: this cell shows that the test itself works."""
+
+    id: str
+    engine: str
+    policy: str
+    load: LoadMode
+    requests: tuple[PlannedRequest, ...]
+    expected: Outcome
+    why: str
+    max_tokens: int = 16
+    deadline_s: float = 60.0
+    control: bool = False
+    report: str = ""
+
+    @property
+    def fault(self) -> Fault:
+        """The victim's fault; NO_FAULT in a cell without one."""
+        return next((r.fault for r in self.requests if r.fault != NO_FAULT), NO_FAULT)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A matrix file, expanded: what to measure, in order."""
+
+    name: str
+    prompts: tuple[PromptSpec, ...]
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True)
+class TokenChoice:
+    """One entry of a top-k list."""
+
+    token_id: int
+    logprob: float
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What the client saw of one request. `status_code` 0: no HTTP answer (`error` says why, e.g. connection
+    reset or deadline). `error` is also the engine's error body, or the error event of a stream.
+    `top` has, per generated token, the top-k list in descending order. `ttft_s` is 0 for a plain request."""
+
+    status_code: int
+    error: str = ""
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    finish_reason: str = ""
+    top: tuple[tuple[TokenChoice, ...], ...] = ()
+    prompt_token_count: int = 0
+    ttft_s: float = 0.0
+    duration_s: float = 0.0
+    timed_out: bool = False
+
+
+@dataclass(frozen=True)
+class OracleKey:
+    """Which oracle: `blocks` is k for partial(k), 0 otherwise. `max_tokens` as in the cell."""
+
+    prompt_id: str
+    kind: OracleKind
+    blocks: int = 0
+    max_tokens: int = 16
+
+
+@dataclass(frozen=True)
+class OracleRun:
+    """One measurement of an oracle on the baseline engine, with the journal events of that request."""
+
+    key: OracleKey
+    completion: Completion
+    events: tuple[Event, ...] = ()
+
+
+@dataclass(frozen=True)
+class EngineState:
+    """From the engine's /health and /metrics and the supervisor's journal. `cache_usage` is the share of KV
+    blocks held by requests, 0..1. `restart_count` counts engine exits so far."""
+
+    healthy: bool
+    running_count: int
+    waiting_count: int
+    cache_usage: float
+    restart_count: int
+
+
+@dataclass(frozen=True)
+class RequestRecord:
+    """A planned request, the tag it was sent with, when (seconds after the cell began), and its completion."""
+
+    planned: PlannedRequest
+    tag: str
+    sent_s: float
+    completion: Completion
+
+
+@dataclass(frozen=True)
+class Observation:
+    """Everything recorded for one cell, saved before anyone judges it. `events`: the engine's journal while
+    the cell ran. `after`: the engine once its queues were empty, or when waiting for that was given up
+    (`settled` False). `error`: the harness could not run the cell, and why."""
+
+    cell_id: str
+    requests: tuple[RequestRecord, ...]
+    before: EngineState
+    after: EngineState
+    settled: bool
+    events: tuple[Event, ...]
+    log_lines: tuple[str, ...]
+    started_at_s: float
+    duration_s: float
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One check and its result. `check` is a stable name such as `fault-fired` or `victim-equals-oracle`."""
+
+    check: str
+    ok: bool
+    detail: str = ""
+    request: str = ""
+    expected: str = ""
+    got: str = ""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where a completion leaves its oracle: index of the first differing token, both tokens' top-k lists."""
+
+    request: str
+    oracle: str
+    index: int
+    expected_token_id: int
+    got_token_id: int
+    expected_top: tuple[TokenChoice, ...]
+    got_top: tuple[TokenChoice, ...]
+    expected_text: str
+    got_text: str
+    near_tie: bool
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Counts that back a verdict: blocks loaded, failed inside the inner connector, reported to vLLM; how often
+    the fault fired."""
+
+    loaded_blocks: int = 0
+    failed_blocks: int = 0
+    reported_blocks: int = 0
+    fault_fired: int = 0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The judge's answer for one cell."""
+
+    cell_id: str
+    outcome: Outcome
+    status: Status
+    findings: tuple[Finding, ...]
+    evidence: Evidence
+    differences: tuple[Difference, ...] = ()
+    link: str = ""
+
+
+@dataclass(frozen=True)
+class Versions:
+    vllm: str
+    torch: str
+    python: str
+    model: str
+    connector: str
+    kvproof: str
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """What a run was: stored as run.json before the first cell. Times are Unix seconds."""
+
+    run_id: str
+    matrix: str
+    stack: str
+    versions: Versions
+    command: str
+    started_at_s: float
+    schema_version: int = SCHEMA_VERSION
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds spent: `startup_s` until every engine was ready, then per phase in order (name, seconds)."""
+
+    startup_s: float
+    phases: tuple[tuple[str, float], ...]
+    duration_s: float

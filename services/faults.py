@@ -1,0 +1,217 @@
+"""Faults at the connector boundary, and the pure decision what happens to each block of one KV load.
+
+The harness writes a `LoadControl` into a request's `kv_transfer_params`; vLLM hands it unchanged to the
+scheduler-side connector, which parses it here. Nothing in this module does I/O or touches a tensor.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeVar
+
+Choice = TypeVar("Choice", bound=StrEnum)
+
+ALWAYS = sys.maxsize
+"""As `Fault.times`: every load of the request is broken."""
+
+ALL_BLOCKS = sys.maxsize
+"""As `LoadControl.offer_blocks`: everything the store holds is offered."""
+
+PARAMS_KEY = "kvproof"
+"""The key in `kv_transfer_params` under which a control travels."""
+
+SELECTOR_NAMES = ("first", "middle", "last", "all")
+
+BlockSelector = str | tuple[int, ...]
+"""One of SELECTOR_NAMES, or logical block indices counted from 0 inside the loaded prefix."""
+
+
+class LoadMode(StrEnum):
+    """How the victim's KV is loaded; OFF means that nothing is offered, so everything is computed."""
+
+    SYNC = "sync"
+    ASYNC = "async"
+    OFF = "off"
+
+
+class FaultKind(StrEnum):
+    """What goes wrong with one load, as seen by the engine."""
+
+    NONE = "none"
+    """Nothing; no fault is a fault too."""
+    REPORT = "report"
+    """The blocks hold garbage and are reported as failed: what an honest connector does after a bad read."""
+    DROP = "drop"
+    """The blocks keep what was in them before the load and are reported as failed."""
+    SILENT = "silent"
+    """The blocks hold garbage and nothing is reported: the control that the harness must catch."""
+    DELAY = "delay"
+    """The load is right but ends `delay_s` late."""
+
+
+class ControlError(ValueError):
+    """A `kv_transfer_params["kvproof"]` value that is not a control; the text says which field and why."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault: what breaks, which blocks of the loaded prefix, and how many loads of the request."""
+
+    kind: FaultKind = FaultKind.NONE
+    blocks: BlockSelector = "all"
+    times: int = 1
+    delay_s: float = 0.0
+
+
+NO_FAULT = Fault()
+
+
+@dataclass(frozen=True)
+class LoadControl:
+    """What one request asks of the connector.
+
+    `tag` names the request in journals (the harness's own id). `offer_blocks` caps the number of leading
+    prompt blocks that may come from the store.
+    """
+
+    tag: str = ""
+    load: LoadMode = LoadMode.SYNC
+    offer_blocks: int = ALL_BLOCKS
+    fault: Fault = NO_FAULT
+
+
+DEFAULT_CONTROL = LoadControl()
+
+
+@dataclass(frozen=True)
+class Breakage:
+    """What happens to one load: logical block indices inside the loaded prefix, and a delay in seconds."""
+
+    garbage: tuple[int, ...] = ()
+    withheld: tuple[int, ...] = ()
+    reported: tuple[int, ...] = ()
+    delay_s: float = 0.0
+
+    @property
+    def fires(self) -> bool:
+        return bool(self.garbage or self.withheld or self.reported or self.delay_s)
+
+
+NO_BREAKAGE = Breakage()
+
+
+def select(blocks: BlockSelector, loaded_block_count: int) -> tuple[int, ...]:
+    """The indices in `range(loaded_block_count)` that a selector names; indices beyond it are left out."""
+    if loaded_block_count <= 0:
+        return ()
+    if isinstance(blocks, tuple):
+        return tuple(index for index in blocks if index < loaded_block_count)
+    last = loaded_block_count - 1
+    return {
+        "first": (0,),
+        "middle": (loaded_block_count // 2,),
+        "last": (last,),
+        "all": tuple(range(loaded_block_count)),
+    }[blocks]
+
+
+def breakage(fault: Fault, loaded_block_count: int, earlier_load_count: int) -> Breakage:
+    """What `fault` does to a load of `loaded_block_count` blocks that follows `earlier_load_count` loads
+    of the same request."""
+    if earlier_load_count >= fault.times:
+        return NO_BREAKAGE
+    chosen = select(fault.blocks, loaded_block_count)
+    match fault.kind:
+        case FaultKind.NONE:
+            return NO_BREAKAGE
+        case FaultKind.REPORT:
+            return Breakage(garbage=chosen, reported=chosen)
+        case FaultKind.DROP:
+            return Breakage(withheld=chosen, reported=chosen)
+        case FaultKind.SILENT:
+            return Breakage(garbage=chosen)
+        case FaultKind.DELAY:
+            return Breakage(delay_s=fault.delay_s)
+
+
+def to_params(control: LoadControl) -> dict[str, object]:
+    """The `kv_transfer_params` that carry `control`; `parse_control` is its inverse."""
+    fault = control.fault
+    return {
+        PARAMS_KEY: {
+            "tag": control.tag,
+            "load": control.load.value,
+            "offer_blocks": "all" if control.offer_blocks == ALL_BLOCKS else control.offer_blocks,
+            "fault": {
+                "kind": fault.kind.value,
+                "blocks": list(fault.blocks) if isinstance(fault.blocks, tuple) else fault.blocks,
+                "times": "always" if fault.times == ALWAYS else fault.times,
+                "delay_s": fault.delay_s,
+            },
+        }
+    }
+
+
+def parse_control(params: Mapping[str, object] | None) -> LoadControl:
+    """The control in a request's `kv_transfer_params`, or the default where there is none.
+
+    Raises ControlError for an unknown key, kind, selector or a value of the wrong type.
+    """
+    raw = (params or {}).get(PARAMS_KEY)
+    if raw is None:
+        return DEFAULT_CONTROL
+    fields = _fields(raw, "kvproof", {"tag", "load", "offer_blocks", "fault"})
+    return LoadControl(
+        tag=str(fields.get("tag", "")),
+        load=_choice(LoadMode, fields.get("load", LoadMode.SYNC), "load"),
+        offer_blocks=_count(fields.get("offer_blocks", "all"), "all", ALL_BLOCKS, "offer_blocks"),
+        fault=_fault(fields.get("fault", {})),
+    )
+
+
+def _fault(raw: object) -> Fault:
+    fields = _fields(raw, "fault", {"kind", "blocks", "times", "delay_s"})
+    delay_s = fields.get("delay_s", 0.0)
+    if not isinstance(delay_s, int | float) or delay_s < 0:
+        raise ControlError(f"fault.delay_s: {delay_s!r} is not a number of seconds >= 0")
+    return Fault(
+        kind=_choice(FaultKind, fields.get("kind", FaultKind.NONE), "fault.kind"),
+        blocks=_selector(fields.get("blocks", "all")),
+        times=_count(fields.get("times", 1), "always", ALWAYS, "fault.times"),
+        delay_s=float(delay_s),
+    )
+
+
+def _fields(raw: object, path: str, known: set[str]) -> Mapping[str, object]:
+    if not isinstance(raw, Mapping):
+        raise ControlError(f"{path}: {raw!r} is not a mapping")
+    unknown = sorted(str(key) for key in raw if key not in known)
+    if unknown:
+        raise ControlError(f"{path}: unknown key {', '.join(unknown)}; known are {', '.join(sorted(known))}")
+    return raw
+
+
+def _choice(kind: type[Choice], raw: object, path: str) -> Choice:
+    try:
+        return kind(str(raw))
+    except ValueError:
+        raise ControlError(f"{path}: {raw!r} is not one of {', '.join(kind)}") from None
+
+
+def _count(raw: object, word: str, meaning: int, path: str) -> int:
+    if raw == word:
+        return meaning
+    if isinstance(raw, int) and not isinstance(raw, bool) and raw >= 0:
+        return raw
+    raise ControlError(f"{path}: {raw!r} is neither a whole number >= 0 nor {word!r}")
+
+
+def _selector(raw: object) -> BlockSelector:
+    if isinstance(raw, str) and raw in SELECTOR_NAMES:
+        return raw
+    if isinstance(raw, list | tuple) and all(isinstance(i, int) and i >= 0 for i in raw):
+        return tuple(raw)
+    raise ControlError(f"fault.blocks: {raw!r} is neither one of {', '.join(SELECTOR_NAMES)} nor a list of indices")
