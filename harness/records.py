@@ -244,7 +244,8 @@ class Finding:
 
 @dataclass(frozen=True)
 class Difference:
-    """Where a completion leaves its oracle: index of the first differing token, both tokens' top-k lists."""
+    """Where a completion leaves its oracle: index of the first differing token, both tokens' top-k lists, and
+    both whole completions as token ids."""
 
     request: str
     oracle: str
@@ -256,6 +257,8 @@ class Difference:
     expected_text: str
     got_text: str
     near_tie: bool
+    expected_token_ids: tuple[int, ...] = ()
+    got_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -312,3 +315,17 @@ class Timing:
     startup_s: float
     phases: tuple[tuple[str, float], ...]
     duration_s: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything a report is written from. `cells` are all that were planned, in order; `observations` and
+    `verdicts` may be fewer. `exit_code` is the judge's. `folder` is the run folder as the reader reaches it."""
+
+    info: RunInfo
+    timing: Timing
+    cells: tuple[Cell, ...]
+    observations: tuple[Observation, ...]
+    verdicts: tuple[Verdict, ...]
+    exit_code: int
+    folder: str
