@@ -165,7 +165,7 @@ def parse_control(params: Mapping[str, object] | None) -> LoadControl:
         return DEFAULT_CONTROL
     fields = _fields(raw, "kvproof", {"tag", "load", "offer_blocks", "fault"})
     return LoadControl(
-        tag=str(fields.get("tag", "")),
+        tag=_tag(fields.get("tag", "")),
         load=_choice(LoadMode, fields.get("load", LoadMode.SYNC), "load"),
         offer_blocks=_count(fields.get("offer_blocks", "all"), "all", ALL_BLOCKS, "offer_blocks"),
         fault=_fault(fields.get("fault", {})),
@@ -174,14 +174,11 @@ def parse_control(params: Mapping[str, object] | None) -> LoadControl:
 
 def _fault(raw: object) -> Fault:
     fields = _fields(raw, "fault", {"kind", "blocks", "times", "delay_s"})
-    delay_s = fields.get("delay_s", 0.0)
-    if not isinstance(delay_s, int | float) or delay_s < 0:
-        raise ControlError(f"fault.delay_s: {delay_s!r} is not a number of seconds >= 0")
     return Fault(
         kind=_choice(FaultKind, fields.get("kind", FaultKind.NONE), "fault.kind"),
         blocks=_selector(fields.get("blocks", "all")),
         times=_count(fields.get("times", 1), "always", ALWAYS, "fault.times"),
-        delay_s=float(delay_s),
+        delay_s=_seconds(fields.get("delay_s", 0.0), "fault.delay_s"),
     )
 
 
@@ -192,6 +189,12 @@ def _fields(raw: object, path: str, known: set[str]) -> Mapping[str, object]:
     if unknown:
         raise ControlError(f"{path}: unknown key {', '.join(unknown)}; known are {', '.join(sorted(known))}")
     return raw
+
+
+def _tag(raw: object) -> str:
+    if isinstance(raw, str):
+        return raw
+    raise ControlError(f"tag: {raw!r} is not a string")
 
 
 def _choice(kind: type[Choice], raw: object, path: str) -> Choice:
@@ -209,9 +212,16 @@ def _count(raw: object, word: str, meaning: int, path: str) -> int:
     raise ControlError(f"{path}: {raw!r} is neither a whole number >= 0 nor {word!r}")
 
 
+def _seconds(raw: object, path: str) -> float:
+    # The upper bound is for NaN, infinity and integers that no float can hold.
+    if isinstance(raw, int | float) and not isinstance(raw, bool) and 0 <= raw <= sys.float_info.max:
+        return float(raw)
+    raise ControlError(f"{path}: {raw!r} is not a number of seconds >= 0")
+
+
 def _selector(raw: object) -> BlockSelector:
     if isinstance(raw, str) and raw in SELECTOR_NAMES:
         return raw
-    if isinstance(raw, list | tuple) and all(isinstance(i, int) and i >= 0 for i in raw):
+    if isinstance(raw, list | tuple) and all(type(index) is int and index >= 0 for index in raw):
         return tuple(raw)
     raise ControlError(f"fault.blocks: {raw!r} is neither one of {', '.join(SELECTOR_NAMES)} nor a list of indices")

@@ -122,7 +122,7 @@ def to_json(event: Event) -> dict[str, object]:
 def from_json(raw: dict[str, object]) -> Event:
     """Inverse of `to_json`. Raises TypeError or ValueError for a line that no journal wrote."""
     fields = {key: tuple(value) if isinstance(value, list) else value for key, value in raw.items()}
-    return Event(**{**fields, "name": EventName(str(fields["name"]))})  # type: ignore[arg-type]
+    return Event(**{**fields, "name": EventName(str(fields.get("name")))})  # type: ignore[arg-type]
 
 
 def read_events(path: Path, offset_bytes: int = 0) -> tuple[tuple[Event, ...], int]:

@@ -1,0 +1,165 @@
+"""Faults: controls survive the way through a request, bad ones are named, and each kind breaks what it should."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.faults import (
+    ALL_BLOCKS,
+    ALWAYS,
+    DEFAULT_CONTROL,
+    NO_BREAKAGE,
+    PARAMS_KEY,
+    SELECTOR_NAMES,
+    BlockSelector,
+    Breakage,
+    ControlError,
+    Fault,
+    FaultKind,
+    LoadControl,
+    LoadMode,
+    breakage,
+    parse_control,
+    select,
+    to_params,
+)
+
+FAULTS = st.builds(
+    Fault,
+    kind=st.sampled_from(FaultKind),
+    blocks=st.sampled_from(SELECTOR_NAMES) | st.lists(st.integers(0, 1000), max_size=5).map(tuple),
+    times=st.integers(0, 1000) | st.just(ALWAYS),
+    delay_s=st.floats(0, allow_infinity=False),
+)
+CONTROLS = st.builds(
+    LoadControl,
+    tag=st.text(),
+    load=st.sampled_from(LoadMode),
+    offer_blocks=st.integers(0, 1000) | st.just(ALL_BLOCKS),
+    fault=FAULTS,
+)
+
+
+@given(control=CONTROLS)
+def test_parse_is_the_inverse_of_to_params(control: LoadControl) -> None:
+    params = to_params(control)
+    assert parse_control(params) == control
+    assert parse_control(json.loads(json.dumps(params))) == control
+
+
+@pytest.mark.parametrize("params", [None, {}, {"do_remote_decode": True}, {PARAMS_KEY: None}, {PARAMS_KEY: {}}])
+def test_without_a_control_the_default_holds(params: dict[str, object] | None) -> None:
+    assert parse_control(params) == DEFAULT_CONTROL
+
+
+def test_fields_left_out_have_their_defaults() -> None:
+    parsed = parse_control({PARAMS_KEY: {"load": "async", "fault": {"kind": "drop"}}})
+    assert parsed == LoadControl(load=LoadMode.ASYNC, fault=Fault(FaultKind.DROP))
+
+
+NOT_A_COUNT = (-1, True, 1.0, "1", "some", None, [1])
+NOT_A_MAPPING = ("drop", 1, ["kind"])
+BAD_CONTROLS = [
+    *(("kvproof", raw) for raw in NOT_A_MAPPING),
+    ("kvproof", {"lode": "sync"}),
+    ("kvproof", {1: "sync"}),
+    *(("tag", {"tag": raw}) for raw in (None, 1, ["a"])),
+    *(("load", {"load": raw}) for raw in ("Sync", "", None, True, ["sync"])),
+    *(("offer_blocks", {"offer_blocks": raw}) for raw in (*NOT_A_COUNT, "always")),
+    *(("fault", {"fault": raw}) for raw in (*NOT_A_MAPPING, None)),
+    ("fault", {"fault": {"block": "all"}}),
+]
+BAD_FAULTS = [
+    *(("fault.kind", {"kind": raw}) for raw in ("explode", "", None, 1, ["drop"])),
+    *(("fault.blocks", {"blocks": raw}) for raw in ("second", "", None, 0, {"0": 1})),
+    *(("fault.blocks", {"blocks": raw}) for raw in ([-1], [True], [0, "1"], [0.0], [None])),
+    *(("fault.times", {"times": raw}) for raw in (*NOT_A_COUNT, "all")),
+    *(("fault.delay_s", {"delay_s": raw}) for raw in (-0.1, True, "1", None, [1.0])),
+    *(("fault.delay_s", {"delay_s": raw}) for raw in (float("nan"), float("inf"), 10**400)),
+]
+
+
+@pytest.mark.parametrize(("field", "raw"), BAD_CONTROLS + [(field, {"fault": raw}) for field, raw in BAD_FAULTS])
+def test_a_bad_control_is_an_error_that_names_the_field(field: str, raw: object) -> None:
+    with pytest.raises(ControlError) as caught:
+        parse_control({PARAMS_KEY: raw})
+    assert str(caught.value).startswith(f"{field}: ")
+
+
+@pytest.mark.parametrize("raw", [{"kind": "drop", "lode": 1}, {"blocks": "all", "lode": 1}])
+def test_an_unknown_key_is_named_with_the_known_ones(raw: object) -> None:
+    with pytest.raises(ControlError, match=r"unknown key lode; known are blocks, delay_s, kind, times"):
+        parse_control({PARAMS_KEY: {"fault": raw}})
+
+
+@given(raw=st.recursive(st.none() | st.booleans() | st.floats() | st.text(max_size=3), st.lists))
+def test_no_other_error_leaves_the_parser(raw: object) -> None:
+    fields = [{field: raw} for field in ("tag", "load", "offer_blocks", "fault")]
+    fault_fields = [{"fault": {field: raw}} for field in ("kind", "blocks", "times", "delay_s")]
+    for control in (raw, *fields, *fault_fields):
+        with suppress(ControlError):
+            parse_control({PARAMS_KEY: control})
+
+
+@pytest.mark.parametrize(
+    ("blocks", "loaded_block_count", "expected"),
+    [
+        ("first", 1, (0,)),
+        ("first", 5, (0,)),
+        ("middle", 1, (0,)),
+        ("middle", 4, (2,)),
+        ("middle", 5, (2,)),
+        ("last", 1, (0,)),
+        ("last", 5, (4,)),
+        ("all", 1, (0,)),
+        ("all", 3, (0, 1, 2)),
+        ((), 3, ()),
+        ((2, 0), 3, (2, 0)),
+        ((2, 3, 4), 3, (2,)),
+        ((7,), 3, ()),
+        *((blocks, 0, ()) for blocks in (*SELECTOR_NAMES, (0,))),
+    ],
+)
+def test_select(blocks: BlockSelector, loaded_block_count: int, expected: tuple[int, ...]) -> None:
+    assert select(blocks, loaded_block_count) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (FaultKind.NONE, NO_BREAKAGE),
+        (FaultKind.REPORT, Breakage(garbage=(1, 2), reported=(1, 2))),
+        (FaultKind.DROP, Breakage(withheld=(1, 2), reported=(1, 2))),
+        (FaultKind.SILENT, Breakage(garbage=(1, 2))),
+        (FaultKind.DELAY, Breakage(delay_s=0.5)),
+    ],
+)
+def test_breakage_of_each_kind(kind: FaultKind, expected: Breakage) -> None:
+    found = breakage(Fault(kind, (1, 2), delay_s=0.5), loaded_block_count=4, earlier_load_count=0)
+    assert found == expected
+    assert found.fires == (kind is not FaultKind.NONE)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in FaultKind if kind is not FaultKind.NONE])
+@pytest.mark.parametrize(
+    ("times", "fired"),
+    [(0, [False, False, False]), (1, [True, False, False]), (2, [True, True, False]), (ALWAYS, [True, True, True])],
+)
+def test_a_fault_fires_for_the_first_loads_only(kind: FaultKind, times: int, fired: list[bool]) -> None:
+    fault = Fault(kind, times=times, delay_s=1.0)
+    assert [breakage(fault, 3, earlier_load_count).fires for earlier_load_count in range(3)] == fired
+
+
+@pytest.mark.parametrize("kind", [FaultKind.REPORT, FaultKind.DROP, FaultKind.SILENT])
+def test_a_fault_without_a_loaded_block_does_not_fire(kind: FaultKind) -> None:
+    assert not breakage(Fault(kind), 0, 0).fires
+    assert not breakage(Fault(kind, (5,)), 5, 0).fires
+
+
+def test_a_delay_of_nothing_does_not_fire() -> None:
+    assert not breakage(Fault(FaultKind.DELAY), 3, 0).fires
