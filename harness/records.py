@@ -216,7 +216,8 @@ class RequestRecord:
 class Observation:
     """Everything recorded for one cell, saved before anyone judges it. `events`: the engine's journal while
     the cell ran. `after`: the engine once its queues were empty, or when waiting for that was given up
-    (`settled` False). `error`: the harness could not run the cell, and why."""
+    (`settled` False). `error`: the harness could not run the cell, and why. `skipped`: the stack lacks what the
+    cell needs, and what that is."""
 
     cell_id: str
     requests: tuple[RequestRecord, ...]
@@ -228,6 +229,7 @@ class Observation:
     started_at_s: float
     duration_s: float
     error: str = ""
+    skipped: str = ""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,345 @@
+"""The checks of a cell: what must hold before anything is claimed, what is claimed, and what a broken check means.
+
+`harness/judge.py` runs them all, in the order of `CHECKS`. Each check is pure, takes a `Case` and gives findings,
+which say what was expected and what was found; a check that has nothing to look at in a cell gives none.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from harness.comparison import Comparison, answer_problem, compare, failed_cleanly
+from harness.oracles import (
+    REPORTED_KINDS,
+    acceptable,
+    needed,
+    oracle_block_count,
+    oracle_name,
+    reuse,
+    shared_bad_block,
+)
+from harness.records import (
+    Cell,
+    Finding,
+    Observation,
+    OracleKey,
+    OracleKind,
+    OracleRun,
+    Outcome,
+    Prompt,
+    RequestRecord,
+    Role,
+)
+from services.faults import Fault, FaultKind, LoadMode, select
+from services.journal import Event, EventName
+
+FAIL_POLICY = "fail"
+
+CACHE_USAGE_TOLERANCE = 1e-6
+"""Far below one block of any cache; the metric is a rounded float."""
+
+Blocks = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One cell with everything that it is judged by."""
+
+    cell: Cell
+    observation: Observation
+    prompts: Mapping[str, Prompt]
+    oracles: Mapping[OracleKey, Sequence[OracleRun]]
+    block_size: int
+    noise_band: float
+
+    def records(self, *roles: Role) -> tuple[RequestRecord, ...]:
+        return tuple(record for record in self.observation.requests if record.planned.role in roles)
+
+    def blocks(self, record: RequestRecord, name: EventName) -> tuple[Blocks, ...]:
+        """The blocks of each event of that name that the journal has for the request."""
+        return tuple(e.blocks for e in self.observation.events if e.name is name and e.request == record.tag)
+
+    def prompt(self, record: RequestRecord) -> Prompt:
+        return self.prompts[record.planned.prompt_id]
+
+    def is_silent(self, record: RequestRecord) -> bool:
+        return record.planned.fault.kind is FaultKind.SILENT
+
+
+# Preconditions.
+
+
+def engine_ready(case: Case) -> Iterator[Finding]:
+    """The engine was up and idle before the cell, so that what follows is the cell's own doing."""
+    before = case.observation.before
+    ok = before.healthy and before.running_count == before.waiting_count == 0
+    got = f"healthy {before.healthy}, {before.running_count} running, {before.waiting_count} waiting"
+    yield Finding("engine-ready", ok, expected="healthy, 0 running, 0 waiting", got=got)
+
+
+def requests_sent(case: Case) -> Iterator[Finding]:
+    """The cell ran as it was planned."""
+    sent = Counter(record.planned for record in case.observation.requests)
+    ok = sent == Counter(case.cell.requests) and case.records(Role.VICTIM) != ()
+    yield Finding("requests-sent", ok, expected=f"{len(case.cell.requests)} as planned", got=f"{sent.total()}")
+
+
+def load_mode(case: Case) -> Iterator[Finding]:
+    """Every load went the way that was asked for; some connectors know only one."""
+    for record in case.observation.requests:
+        asked = record.planned.load.value
+        events = (e for e in case.observation.events if e.name is EventName.PLANNED and e.request == record.tag)
+        modes = sorted({event.mode for event in events} - {asked})
+        detail = "this connector does not load the way the cell asks for" if modes else ""
+        yield Finding("load-mode", not modes, detail, record.tag, asked, ", ".join(modes) or asked)
+
+
+def controls_accepted(case: Case) -> Iterator[Finding]:
+    """The connector obeyed what the requests asked of it."""
+    reasons = [event.reason for event in case.observation.events if event.name is EventName.REJECTED]
+    yield Finding("control-accepted", not reasons, "; ".join(reasons))
+
+
+def kv_loaded(case: Case) -> Iterator[Finding]:
+    """vLLM gave every block of the victim's prompt to a load, and the load brought every block."""
+    for record in case.records(Role.VICTIM):
+        if record.planned.load is not LoadMode.OFF:
+            wanted = tuple(range(case.prompt(record).full_block_count))
+            planned = case.blocks(record, EventName.PLANNED)[:1]
+            loaded = case.blocks(record, EventName.LOADED)[:1]
+            ok = wanted != () and planned == loaded == (wanted,)
+            got = f"planned {_listed(planned)}, loaded {_listed(loaded)}"
+            yield Finding("kv-loaded", ok, request=record.tag, expected=f"blocks {_listed((wanted,))}", got=got)
+
+
+def fault_fired(case: Case) -> Iterator[Finding]:
+    """Each load broke exactly as planned, and nothing else broke."""
+    events = [event for event in case.observation.events if event.name is EventName.FAULT_FIRED]
+    for record in case.observation.requests:
+        fault = record.planned.fault
+        wanted = _planned_breakage(fault, case.blocks(record, EventName.PLANNED))
+        fired = tuple((event.reason, event.blocks) for event in events if event.request == record.tag)
+        ok = fired == wanted and (fired != () or fault.kind is FaultKind.NONE)
+        yield Finding("fault-fired", ok, request=record.tag, expected=_fired_text(wanted), got=_fired_text(fired))
+    strays = {event.request for event in events} - {record.tag for record in case.observation.requests}
+    if strays:
+        yield Finding("fault-fired", False, f"a fault fired for unknown requests {', '.join(sorted(strays))}")
+
+
+def nothing_else_failed(case: Case) -> Iterator[Finding]:
+    """Every failed block is one that the fault broke: the store itself failed no load, nobody reported more."""
+    failed = [e for e in case.observation.events if e.name is EventName.FAILED]
+    reported = [e for e in case.observation.events if e.name is EventName.REPORTED]
+    broken = {(tag, block) for tag, blocks in _broken_blocks(case).items() for block in blocks}
+    extra = [f"{e.request} block {block}" for e in reported for block in e.blocks if (e.request, block) not in broken]
+    extra += [f"{e.request} block {block}" for e in failed for block in e.blocks]
+    yield Finding("nothing-else-failed", not extra, ", ".join(extra))
+
+
+def oracles_stable(case: Case) -> Iterator[Finding]:
+    """Reuse and recompute were measured twice, a partial at least once, always with the same answer."""
+    for key in needed((case.cell,), case.prompts, case.block_size):
+        completions = [run.completion for run in case.oracles.get(key, ())]
+        wanted = 1 if key.kind is OracleKind.PARTIAL else 2
+        problems = [answer_problem(completion, case.prompts[key.prompt_id]) for completion in completions]
+        answers = {(completion.token_ids, completion.finish_reason) for completion in completions}
+        ok = len(completions) >= wanted and not any(problems) and len(answers) == 1
+        got = f"{len(completions)} runs, {len(answers)} answers {'; '.join(filter(None, problems))}".strip()
+        yield Finding("oracle-stable", ok, _of_prompt(key), expected=f"at least {wanted} runs, 1 answer", got=got)
+
+
+def oracles_loaded(case: Case) -> Iterator[Finding]:
+    """Each oracle run loaded the blocks that it stands for, and no others."""
+    for key in needed((case.cell,), case.prompts, case.block_size):
+        wanted = tuple(range(oracle_block_count(key, case.prompts[key.prompt_id])))
+        loads = [_loaded(run.events) for run in case.oracles.get(key, ())]
+        ok = loads != [] and all(blocks == wanted for blocks in loads)
+        yield Finding("oracle-loaded", ok, _of_prompt(key), expected=_listed((wanted,)), got=_listed(loads))
+
+
+# Facts about the engine.
+
+
+def engine_alive(case: Case) -> Iterator[Finding]:
+    """The engine lived through the cell."""
+    before, after = case.observation.before, case.observation.after
+    ok = after.healthy and after.restart_count == before.restart_count
+    got = f"{after.restart_count - before.restart_count} exits, {'healthy' if after.healthy else 'not healthy'}"
+    yield Finding("engine-alive", ok, expected="0 exits, healthy", got=got)
+
+
+def in_time(case: Case) -> Iterator[Finding]:
+    """Every request ended before its deadline."""
+    for record in case.observation.requests:
+        got = f"{record.completion.duration_s:.1f} s"
+        expected = f"within {case.cell.deadline_s:g} s"
+        yield Finding("in-time", not record.completion.timed_out, "", record.tag, expected, got)
+
+
+# Claims.
+
+
+def victim_equals_oracle(case: Case) -> Iterator[Finding]:
+    """The victim of an honest fault has the right tokens, or under policy `fail` an error and nothing else."""
+    for record in case.records(Role.VICTIM):
+        if not case.is_silent(record):
+            yield from _right_answer(case, record)
+
+
+def others_equal_oracle(case: Case) -> Iterator[Finding]:
+    """Requests beside the victim have the right tokens; who shares a bad block may fail with it."""
+    for record in case.records(Role.SHARER, Role.BYSTANDER):
+        yield from _right_answer(case, record)
+
+
+def canary_equals_oracle(case: Case) -> Iterator[Finding]:
+    """The same prompt afterwards is right: nothing bad stayed in a cache."""
+    for record in case.records(Role.CANARY):
+        yield from _right_answer(case, record)
+
+
+def nothing_leaked(case: Case) -> Iterator[Finding]:
+    """Queues are empty, and requests hold no more blocks than before."""
+    before, after = case.observation.before, case.observation.after
+    held = after.cache_usage > before.cache_usage + CACHE_USAGE_TOLERANCE
+    ok = case.observation.settled and after.running_count == after.waiting_count == 0 and not held
+    got = f"{after.running_count} running, {after.waiting_count} waiting, {after.cache_usage:.1%} of the blocks held"
+    detail = "" if case.observation.settled else "waiting for the engine to come to rest was given up"
+    expected = f"0 running, 0 waiting, {before.cache_usage:.1%} of the blocks held"
+    yield Finding("nothing-leaked", ok, detail, expected=expected, got=got)
+
+
+def failure_reported(case: Case) -> Iterator[Finding]:
+    """vLLM was told of every block each time it was broken."""
+    for record in case.observation.requests:
+        if record.planned.fault.kind in REPORTED_KINDS:
+            fired = case.blocks(record, EventName.FAULT_FIRED)
+            reported = case.blocks(record, EventName.REPORTED)
+            ok = not _counted(fired) - _counted(reported)
+            yield Finding("failure-reported", ok, "", record.tag, _listed(fired), _listed(reported))
+
+
+def control_caught(case: Case) -> Iterator[Finding]:
+    """Wrong KV that nobody reported shows: a whole answer, with tokens that no oracle has."""
+    for record in case.records(Role.VICTIM):
+        if case.is_silent(record):
+            found = comparison(case, record)
+            ok = not found.ok and found.difference is not None
+            yield Finding("control-caught", ok, found.detail, record.tag, f"not {_wanted(case, record)}")
+
+
+# One answer.
+
+
+def _right_answer(case: Case, record: RequestRecord) -> Iterator[Finding]:
+    keys = _keys(case, record)
+    if not keys:
+        return
+    check = f"{record.planned.role}-equals-oracle"
+    if _may_fail(case, record) and failed_cleanly(record.completion, stream=record.planned.stream):
+        yield Finding(check, True, f"failed cleanly: HTTP {record.completion.status_code}", record.tag)
+    else:
+        found = comparison(case, record)
+        yield Finding(check, found.ok, found.detail, record.tag, _wanted(case, record), record.completion.text)
+    yield from _foreign_secrets(case, record)
+
+
+def _foreign_secrets(case: Case, record: RequestRecord) -> Iterator[Finding]:
+    """Another prompt's secret in an answer shows whose KV was read."""
+    own = case.prompt(record)
+    others = (prompt for prompt in case.prompts.values() if own.secret and prompt.secret not in ("", own.secret))
+    for other in others:
+        if other.secret in record.completion.text:
+            detail = f"the answer has the secret of prompt {other.id}"
+            yield Finding("foreign-secret", False, detail, record.tag, own.secret, other.secret)
+
+
+def comparison(case: Case, record: RequestRecord) -> Comparison:
+    runs = [(key, case.oracles.get(key, ())[:1]) for key in _keys(case, record)]
+    oracles = [(oracle_name(key), run.completion) for key, first in runs for run in first]
+    return compare(record.tag, record.completion, case.prompt(record), oracles, case.noise_band)
+
+
+def _keys(case: Case, record: RequestRecord) -> tuple[OracleKey, ...]:
+    """As `acceptable`; but a victim whose later load was left whole runs on loaded KV after all."""
+    loads, broken = (case.blocks(record, name) for name in (EventName.PLANNED, EventName.FAULT_FIRED))
+    if record.planned.fault.kind in REPORTED_KINDS and len(loads) > len(broken) > 0:
+        return (reuse(case.cell, record.planned.prompt_id),)
+    return acceptable(case.cell, record.planned, case.prompts, case.block_size)
+
+
+def _wanted(case: Case, record: RequestRecord) -> str:
+    return " or ".join(oracle_name(key) for key in _keys(case, record))
+
+
+def _may_fail(case: Case, record: RequestRecord) -> bool:
+    """Whether policy `fail` allows this request an error: its own load was bad, or it shares the bad block."""
+    if case.cell.policy != FAIL_POLICY or case.cell.fault.kind not in REPORTED_KINDS:
+        return False
+    if record.planned.role is Role.SHARER:
+        return shared_bad_block(case.cell, record.planned, case.prompts, case.block_size) is not None
+    return record.planned.fault.kind in REPORTED_KINDS
+
+
+# Events.
+
+
+def _planned_breakage(fault: Fault, loads: Sequence[Blocks]) -> tuple[tuple[str, Blocks], ...]:
+    """What the journal must say about a fault: its kind, and the broken blocks of each load that it is to break."""
+    if fault.kind is FaultKind.NONE:
+        return ()
+    selector = "all" if fault.kind is FaultKind.DELAY else fault.blocks
+    chosen = (tuple(blocks[i] for i in select(selector, len(blocks))) for blocks in loads[: fault.times])
+    return tuple((fault.kind.value, blocks) for blocks in chosen)
+
+
+def _broken_blocks(case: Case) -> dict[str, frozenset[int]]:
+    """Per request, the blocks that a fault broke and was to report."""
+    honest = [r for r in case.observation.requests if r.planned.fault.kind in REPORTED_KINDS]
+    return {r.tag: frozenset(_counted(case.blocks(r, EventName.FAULT_FIRED))) for r in honest}
+
+
+def _loaded(events: Iterable[Event]) -> Blocks:
+    return tuple(sorted(block for event in events if event.name is EventName.LOADED for block in event.blocks))
+
+
+def _counted(lists: Iterable[Blocks]) -> Counter[int]:
+    return Counter(block for blocks in lists for block in blocks)
+
+
+def _listed(lists: Sequence[Blocks]) -> str:
+    return "; ".join(" ".join(map(str, blocks)) or "none" for blocks in lists) or "none"
+
+
+def _fired_text(fired: Sequence[tuple[str, Blocks]]) -> str:
+    return "; ".join(f"{kind} {_listed((blocks,))}" for kind, blocks in fired) or "nothing"
+
+
+def _of_prompt(key: OracleKey) -> str:
+    return f"{oracle_name(key)} of {key.prompt_id}"
+
+
+Check = Callable[[Case], Iterator[Finding]]
+
+CHECKS: tuple[tuple[Outcome, Check], ...] = (
+    (Outcome.UNPROVEN, engine_ready),
+    (Outcome.CRASHED, engine_alive),
+    (Outcome.HUNG, in_time),
+    (Outcome.NOT_RUN, load_mode),
+    (Outcome.UNPROVEN, requests_sent),
+    (Outcome.UNPROVEN, controls_accepted),
+    (Outcome.UNPROVEN, kv_loaded),
+    (Outcome.UNPROVEN, fault_fired),
+    (Outcome.UNPROVEN, nothing_else_failed),
+    (Outcome.UNPROVEN, oracles_stable),
+    (Outcome.UNPROVEN, oracles_loaded),
+    (Outcome.WRONG_OUTPUT, victim_equals_oracle),
+    (Outcome.POISONED, canary_equals_oracle),
+    (Outcome.COLLATERAL, others_equal_oracle),
+    (Outcome.LEAKED, nothing_leaked),
+    (Outcome.UNREPORTED, failure_reported),
+    (Outcome.MISSED, control_caught),
+)
+"""Each check, and the outcome of a cell in which it is the first that is broken."""

@@ -1,0 +1,148 @@
+"""Verdicts: what a cell's observation, held against the oracles, says about the engine.
+
+Called by the command line once the run is over, or on a saved run. Pure: no clock, file or network. Every check always
+runs and leaves its findings; the first broken one, in the order of `CHECKS`, names the outcome.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from harness.checks import CHECKS, Case, comparison
+from harness.comparison import failed_cleanly, noise_band
+from harness.oracles import REPORTED_KINDS
+from harness.records import (
+    Cell,
+    Evidence,
+    Finding,
+    Observation,
+    OracleKey,
+    OracleRun,
+    Outcome,
+    Prompt,
+    Role,
+    Status,
+    Verdict,
+)
+from services.faults import FaultKind, LoadMode
+from services.journal import EventName
+
+GREENS = frozenset({Outcome.LOADED, Outcome.RECOVERED, Outcome.FAILED_CLEANLY, Outcome.CAUGHT})
+
+
+def judge(
+    cells: Sequence[Cell],
+    prompts: Mapping[str, Prompt],
+    oracle_runs: Sequence[OracleRun],
+    observations: Iterable[Observation],
+    block_size: int,
+) -> tuple[Verdict, ...]:
+    """One verdict per cell, in the order of `cells`. A cell without an observation was not run.
+
+    `block_size` is in tokens. Raises KeyError for a cell whose prompt is not in `prompts`.
+    """
+    observed = {observation.cell_id: observation for observation in observations}
+    oracles: defaultdict[OracleKey, list[OracleRun]] = defaultdict(list)
+    for run in oracle_runs:
+        oracles[run.key].append(run)
+    band = noise_band(oracle_runs)
+    verdicts = tuple(
+        _judge_cell(Case(cell, observed[cell.id], prompts, dict(oracles), block_size, band))
+        if cell.id in observed
+        else _not_run(cell, Status.ERROR, Finding("observed", False, "the run ended before this cell"))
+        for cell in cells
+    )
+    return _with_controls(cells, verdicts)
+
+
+def exit_code(verdicts: Iterable[Verdict]) -> int:
+    """1 a cell failed, 3 the harness broke, 2 inconclusive, 0 all well; the first of these that applies."""
+    found = {verdict.status for verdict in verdicts}
+    codes = ((Status.FAIL, 1), (Status.ERROR, 3), (Status.INCONCLUSIVE, 2))
+    return next((code for status, code in codes if status in found), 0)
+
+
+def _judge_cell(case: Case) -> Verdict:
+    seen = case.observation
+    if seen.error:
+        return _not_run(case.cell, Status.ERROR, Finding("observed", False, seen.error))
+    if seen.skipped:
+        return _not_run(case.cell, Status.SKIPPED, Finding("stack-suffices", False, seen.skipped))
+    results = [(outcome, tuple(check(case))) for outcome, check in CHECKS]
+    broken = (outcome for outcome, found in results if not all(finding.ok for finding in found))
+    outcome = next(broken, None) or _green(case)
+    findings = [finding for _, found in results for finding in found]
+    if outcome in GREENS:
+        expected = case.cell.expected
+        findings.append(Finding("expected-outcome", outcome is expected, expected=expected, got=outcome))
+    compared = (comparison(case, record).difference for record in case.observation.requests)
+    differences = tuple(difference for difference in compared if difference)
+    status = _status(outcome, case.cell.expected)
+    return Verdict(case.cell.id, outcome, status, tuple(findings), _evidence(case), differences)
+
+
+def _not_run(cell: Cell, status: Status, finding: Finding) -> Verdict:
+    return Verdict(cell.id, Outcome.NOT_RUN, status, (finding,), Evidence())
+
+
+def _green(case: Case) -> Outcome:
+    """The outcome of a cell in which no check is broken."""
+    if case.cell.fault.kind is FaultKind.SILENT:
+        return Outcome.CAUGHT
+    if case.cell.fault.kind not in REPORTED_KINDS:
+        return Outcome.LOADED
+    broken = [r for r in case.records(Role.VICTIM) if r.planned.fault.kind in REPORTED_KINDS]
+    clean = all(failed_cleanly(record.completion, stream=record.planned.stream) for record in broken)
+    return Outcome.FAILED_CLEANLY if clean else Outcome.RECOVERED
+
+
+def _status(outcome: Outcome, expected: Outcome) -> Status:
+    match outcome:
+        case Outcome.NOT_RUN:
+            return Status.SKIPPED
+        case Outcome.UNPROVEN | Outcome.MISSED:
+            return Status.INCONCLUSIVE
+        case _:
+            return Status.PASS if outcome is expected else Status.FAIL
+
+
+def _evidence(case: Case) -> Evidence:
+    def count(name: EventName) -> int:
+        return sum(len(blocks) for record in case.records(Role.VICTIM) for blocks in case.blocks(record, name))
+
+    fired = sum(len(case.blocks(record, EventName.FAULT_FIRED)) for record in case.records(Role.VICTIM))
+    return Evidence(count(EventName.LOADED), count(EventName.FAILED), count(EventName.REPORTED), fired)
+
+
+def _with_controls(cells: Sequence[Cell], verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
+    """The verdicts, where controls that do not pass leave nothing proven for their engine and load mode.
+
+    A red verdict stays red, and a cell that was not run stays so; a control is not doubted on its own account.
+    """
+    judged = list(zip(cells, verdicts, strict=True))
+    return tuple(_with_control(cell, verdict, _bad_controls(cell, judged)) for cell, verdict in judged)
+
+
+def _with_control(cell: Cell, verdict: Verdict, bad: tuple[str, ...]) -> Verdict:
+    if verdict.outcome is Outcome.NOT_RUN or cell.load is LoadMode.OFF:
+        return verdict
+    finding = Finding("controls", not bad, "; ".join(bad))
+    doubted = replace(verdict, findings=(*verdict.findings, finding))
+    if bad and verdict.status is Status.PASS:
+        return replace(doubted, outcome=Outcome.UNPROVEN, status=Status.INCONCLUSIVE)
+    return doubted
+
+
+def _bad_controls(cell: Cell, judged: Iterable[tuple[Cell, Verdict]]) -> tuple[str, ...]:
+    """What is wrong with the controls of the cell's engine and load mode, other than the cell itself."""
+    controls = [(c, v) for c, v in judged if c.control and (c.engine, c.load) == (cell.engine, cell.load)]
+    kinds = {control.fault.kind for control, _ in controls}
+    absent = [
+        f"no {name} control for {cell.engine}, {cell.load}"
+        for name, kind in (("no-fault", FaultKind.NONE), ("silent", FaultKind.SILENT))
+        if kind not in kinds
+    ]
+    broken = [f"{c.id} is {v.outcome}" for c, v in controls if c.id != cell.id and v.status is not Status.PASS]
+    return (*absent, *broken)

@@ -1,0 +1,151 @@
+"""Which oracles a plan needs, and which of them each request must equal.
+
+The runner measures what `needed` lists; the judge asks `acceptable` for each request. Pure. A reported bad block k
+makes vLLM keep the k blocks before it and compute the rest, so the answer must be that of a request which loaded
+exactly k blocks: reuse and recompute may differ from it, and from each other, without any fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from harness.records import Cell, OracleKey, OracleKind, PlannedRequest, Prompt, Role
+from services.faults import Fault, FaultKind, LoadMode, select
+
+REPORTED_KINDS = frozenset({FaultKind.REPORT, FaultKind.DROP})
+"""Faults that tell vLLM which blocks are bad."""
+
+BAD_BLOCK_KINDS = REPORTED_KINDS | {FaultKind.SILENT}
+"""Faults after which a block does not hold what the store holds."""
+
+
+def needed(cells: Iterable[Cell], prompts: Mapping[str, Prompt], block_size: int) -> tuple[OracleKey, ...]:
+    """Every oracle that judging `cells` takes, once each, in the order of the plan.
+
+    For each prompt that a cell uses at least reuse and recompute: their agreement is what near ties are measured by.
+    """
+    return tuple(dict.fromkeys(key for cell in cells for key in _needed_for(cell, prompts, block_size)))
+
+
+def acceptable(
+    cell: Cell, request: PlannedRequest, prompts: Mapping[str, Prompt], block_size: int
+) -> tuple[OracleKey, ...]:
+    """The oracles of which the request must equal one, the likeliest first.
+
+    Two exceptions: the victim of a silent fault must equal none of them, and an empty tuple means that nothing can
+    be asked of the request, because it runs on KV that is wrong by design. Where a request loads its KV a second
+    time, only the journal knows; the judge looks there.
+    """
+    match request.role:
+        case Role.VICTIM:
+            return _for_victim(cell, request, prompts)
+        case Role.SHARER:
+            return _for_sharer(cell, request, prompts, block_size)
+        case Role.CANARY:
+            return _for_canary(cell, request, prompts)
+        case Role.BYSTANDER:
+            return (_untouched(cell, request),)
+
+
+def first_bad_block(cell: Cell, prompt: Prompt) -> int | None:
+    """The first block that the cell's fault spoils, of `prompt` loaded whole; None where it spoils none."""
+    return _first_bad_block(cell.fault, prompt)
+
+
+def shared_bad_block(cell: Cell, request: PlannedRequest, prompts: Mapping[str, Prompt], block_size: int) -> int | None:
+    """The first bad block that a sharer may find in the engine's own prefix cache; None where there is none.
+
+    vLLM publishes the blocks of a sync load before they are loaded, those of an async load only afterwards; with
+    async loads every request fills blocks of its own.
+    """
+    victim = _victim(cell)
+    if victim.load is not LoadMode.SYNC:
+        return None
+    bad = first_bad_block(cell, prompts[victim.prompt_id])
+    shared = shared_block_count(prompts[victim.prompt_id], prompts[request.prompt_id], block_size)
+    return bad if bad is not None and bad < shared else None
+
+
+def shared_block_count(one: Prompt, other: Prompt, block_size: int) -> int:
+    """Whole leading blocks of `block_size` tokens that are the same in both prompts and can be loaded in both."""
+    blocks = range(min(one.full_block_count, other.full_block_count))
+    parts = (slice(index * block_size, (index + 1) * block_size) for index in blocks)
+    return next((i for i, part in enumerate(parts) if one.token_ids[part] != other.token_ids[part]), len(blocks))
+
+
+def oracle_name(key: OracleKey) -> str:
+    """Such as `reuse` or `partial(3)`."""
+    return f"{key.kind}({key.blocks})" if key.kind is OracleKind.PARTIAL else key.kind
+
+
+def oracle_block_count(key: OracleKey, prompt: Prompt) -> int:
+    """How many leading blocks the oracle loads."""
+    return {OracleKind.REUSE: prompt.full_block_count, OracleKind.RECOMPUTE: 0, OracleKind.PARTIAL: key.blocks}[
+        key.kind
+    ]
+
+
+def reuse(cell: Cell, prompt_id: str) -> OracleKey:
+    return OracleKey(prompt_id, OracleKind.REUSE, max_tokens=cell.max_tokens)
+
+
+def recompute(cell: Cell, prompt_id: str) -> OracleKey:
+    return OracleKey(prompt_id, OracleKind.RECOMPUTE, max_tokens=cell.max_tokens)
+
+
+def _needed_for(cell: Cell, prompts: Mapping[str, Prompt], block_size: int) -> Iterator[OracleKey]:
+    for request in cell.requests:
+        yield reuse(cell, request.prompt_id)
+        yield recompute(cell, request.prompt_id)
+        yield from acceptable(cell, request, prompts, block_size)
+
+
+def _for_victim(cell: Cell, request: PlannedRequest, prompts: Mapping[str, Prompt]) -> tuple[OracleKey, ...]:
+    if request.fault.kind is FaultKind.SILENT:
+        return reuse(cell, request.prompt_id), recompute(cell, request.prompt_id)
+    bad = _first_bad_block(request.fault, prompts[request.prompt_id])
+    return (_untouched(cell, request) if bad is None else _good_until(cell, request, bad),)
+
+
+def _for_sharer(
+    cell: Cell, request: PlannedRequest, prompts: Mapping[str, Prompt], block_size: int
+) -> tuple[OracleKey, ...]:
+    """Timing decides whether a sharer meets the bad block or loads a copy of its own; both are right."""
+    bad = shared_bad_block(cell, request, prompts, block_size)
+    if bad is None:
+        return (_untouched(cell, request),)
+    if cell.fault.kind is FaultKind.SILENT:
+        return ()
+    return _good_until(cell, request, bad), _untouched(cell, request)
+
+
+def _for_canary(cell: Cell, request: PlannedRequest, prompts: Mapping[str, Prompt]) -> tuple[OracleKey, ...]:
+    """The canary finds what the victim left in the engine's prefix cache: loaded, repaired, or nothing."""
+    if cell.fault.kind is FaultKind.SILENT:
+        return ()
+    of_victim = _for_victim(cell, _victim(cell), prompts) if request.prompt_id == _victim(cell).prompt_id else ()
+    keys = (*of_victim, reuse(cell, request.prompt_id), recompute(cell, request.prompt_id))
+    return tuple(dict.fromkeys(keys))
+
+
+def _victim(cell: Cell) -> PlannedRequest:
+    """The request whose load is broken; in a cell without a fault the first one."""
+    return next(r for r in cell.requests if r.fault == cell.fault)
+
+
+def _first_bad_block(fault: Fault, prompt: Prompt) -> int | None:
+    if fault.kind not in BAD_BLOCK_KINDS:
+        return None
+    return min(select(fault.blocks, prompt.full_block_count), default=None)
+
+
+def _untouched(cell: Cell, request: PlannedRequest) -> OracleKey:
+    key = recompute if request.load is LoadMode.OFF else reuse
+    return key(cell, request.prompt_id)
+
+
+def _good_until(cell: Cell, request: PlannedRequest, bad_block: int) -> OracleKey:
+    """What a request gives that keeps the blocks before `bad_block` and computes the rest."""
+    if bad_block == 0:
+        return recompute(cell, request.prompt_id)
+    return OracleKey(request.prompt_id, OracleKind.PARTIAL, bad_block, cell.max_tokens)
