@@ -1,0 +1,196 @@
+"""What every format shows, derived once from a Report: rows, counts, and the words for them. Pure."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import shlex
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from harness.records import (
+    Cell,
+    Completion,
+    Difference,
+    Finding,
+    Observation,
+    Report,
+    RequestRecord,
+    Role,
+    Status,
+    TokenChoice,
+    Verdict,
+)
+from services.faults import ALWAYS, Fault, FaultKind
+
+STATUS_ORDER = tuple(Status)
+RUN_OUTCOMES = {0: "pass", 1: "fail", 2: "inconclusive", 3: "error"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One judged cell. `requests` is empty and the durations are 0 when the cell was not run; `not_run` says why
+    the harness could not run it."""
+
+    cell: Cell
+    verdict: Verdict
+    requests: tuple[RequestRecord, ...] = ()
+    duration_s: float = 0.0
+    ttft_s: float = 0.0
+    not_run: str = ""
+
+    @property
+    def as_expected(self) -> bool:
+        return self.verdict.outcome == self.cell.expected
+
+    @property
+    def failed_findings(self) -> tuple[Finding, ...]:
+        return tuple(finding for finding in self.verdict.findings if not finding.ok)
+
+
+def rows(report: Report) -> tuple[Row, ...]:
+    """The judged cells in planned order."""
+    verdicts = {verdict.cell_id: verdict for verdict in report.verdicts}
+    observations = {observation.cell_id: observation for observation in report.observations}
+    return tuple(
+        _row(cell, verdicts[cell.id], observations.get(cell.id)) for cell in report.cells if cell.id in verdicts
+    )
+
+
+def _row(cell: Cell, verdict: Verdict, observation: Observation | None) -> Row:
+    if observation is None:
+        return Row(cell, verdict)
+    ttfts_s = (record.completion.ttft_s for record in observation.requests if record.planned.role is Role.VICTIM)
+    return Row(
+        cell,
+        verdict,
+        observation.requests,
+        observation.duration_s,
+        next(ttfts_s, 0.0),
+        observation.error or observation.skipped,
+    )
+
+
+def not_judged(report: Report) -> tuple[str, ...]:
+    """The ids of planned cells without a verdict, as an interrupted run leaves them."""
+    judged = {verdict.cell_id for verdict in report.verdicts}
+    return tuple(cell.id for cell in report.cells if cell.id not in judged)
+
+
+def run_outcome(report: Report) -> str:
+    """The exit code in one word."""
+    return RUN_OUTCOMES.get(report.exit_code, "error")
+
+
+def outcome_counts(report: Report) -> dict[str, int]:
+    """How many cells had each outcome, the most frequent first."""
+    return dict(Counter(verdict.outcome.value for verdict in report.verdicts).most_common())
+
+
+def status_counts(report: Report) -> dict[str, int]:
+    """How many cells had each status, without those that none had."""
+    counts = Counter(verdict.status for verdict in report.verdicts)
+    return {status.value: counts[status] for status in STATUS_ORDER if counts[status]}
+
+
+def cells_s(report: Report) -> float:
+    """Seconds spent in cells, waiting between them not included."""
+    return sum(observation.duration_s for observation in report.observations)
+
+
+def started_at(report: Report) -> str:
+    """ISO 8601 in UTC, to the second."""
+    return datetime.fromtimestamp(report.info.started_at_s, UTC).isoformat(timespec="seconds")
+
+
+def fault_words(fault: Fault) -> str:
+    """A fault in a few words: `none`, `report first`, `drop 0,2 always`, `delay 1.5 s`."""
+    if fault.kind is FaultKind.NONE:
+        return "none"
+    blocks = ",".join(map(str, fault.blocks)) if isinstance(fault.blocks, tuple) else fault.blocks
+    what = f"{fault.delay_s:g} s" if fault.kind is FaultKind.DELAY else blocks
+    times = {1: "", ALWAYS: " always"}.get(fault.times, f" {fault.times} times")
+    return f"{fault.kind} {what}{times}"
+
+
+def finding_words(finding: Finding) -> str:
+    """A finding on one line."""
+    where = f" [{finding.request}]" if finding.request else ""
+    detail = f": {finding.detail}" if finding.detail else ""
+    values = f" (expected {finding.expected}, got {finding.got})" if finding.expected or finding.got else ""
+    return f"{finding.check}{where}{detail}{values}"
+
+
+def reason(row: Row) -> str:
+    """Why a cell is not green, on one line."""
+    if row.failed_findings:
+        return finding_words(row.failed_findings[0])
+    return row.not_run or f"{row.verdict.outcome}, expected {row.cell.expected}"
+
+
+def difference_words(difference: Difference) -> str:
+    """Where two completions part, on one line."""
+    tie = ", a near-tie" if difference.near_tie else ""
+    return (
+        f"{difference.request} differs from {difference.oracle} at token {difference.index}: "
+        f"expected {_token_words(difference.expected_token_id)}, got {_token_words(difference.got_token_id)}{tie}"
+    )
+
+
+def _token_words(token_id: int) -> str:
+    return f"id {token_id}" if token_id >= 0 else "the end"
+
+
+def top_words(top: Sequence[TokenChoice]) -> str:
+    """A top-k list on one line, best first."""
+    return "  ".join(f"{choice.token_id} {choice.logprob:.4f}" for choice in top) or "not recorded"
+
+
+def text_diff(difference: Difference) -> tuple[str, ...]:
+    """A unified diff of both texts, without its file header; empty when they are equal."""
+    lines = difflib.unified_diff(
+        difference.expected_text.split("\n"), difference.got_text.split("\n"), lineterm="", n=1
+    )
+    return tuple(visible(line) for line in lines)[2:]
+
+
+def answer_words(completion: Completion) -> str:
+    """How a request ended: HTTP status, finish reason, error."""
+    status = f"HTTP {completion.status_code}" if completion.status_code else "no answer"
+    late = "past its deadline" if completion.timed_out else ""
+    return ", ".join(part for part in (status, completion.finish_reason, late, completion.error) if part)
+
+
+def visible(text: str) -> str:
+    """`text` with everything that does not print shown as an escape, line feeds excepted.
+
+    Text of a model or a server may hold terminal codes, direction overrides, or characters XML forbids.
+    """
+    return "".join(char if char.isprintable() or char == "\n" else _escape(char) for char in text)
+
+
+def one_line(text: str) -> str:
+    """`visible`, with line feeds shown as well."""
+    return visible(text).replace("\n", "\\n")
+
+
+def web_address(text: str) -> bool:
+    """Whether `text` is safe to be made a link."""
+    return re.fullmatch(r"https?://[A-Za-z0-9._~:/?#@!$&*+,;=%()-]+", text) is not None
+
+
+def _escape(char: str) -> str:
+    return char.encode("unicode_escape").decode("ascii")
+
+
+def evidence_folder(report: Report, cell: Cell) -> str:
+    """Where a cell's observation, journal and engine log lie."""
+    return f"{report.folder.rstrip('/')}/cells/{cell.id}"
+
+
+def repeat_command(report: Report, cell: Cell) -> str:
+    """The command line that runs just this cell."""
+    arguments = ("python", "harness/run_matrix.py", "run", "--matrix", report.info.matrix, "--only", cell.id)
+    return shlex.join(arguments)

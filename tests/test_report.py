@@ -1,0 +1,484 @@
+"""Every format shows every status, says what to do next, and lets no text of a model out of its place."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from dataclasses import replace
+from datetime import datetime
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from junitparser import JUnitXml
+from markdown_it import MarkdownIt
+from rich.console import Console
+
+from harness.records import (
+    Cell,
+    Completion,
+    Difference,
+    EngineState,
+    Evidence,
+    Finding,
+    LoadMode,
+    Observation,
+    Outcome,
+    PlannedRequest,
+    Report,
+    RequestRecord,
+    Role,
+    RunInfo,
+    Status,
+    Timing,
+    TokenChoice,
+    Verdict,
+    Versions,
+)
+from harness.report import print_cell_done, print_report, print_step, write_reports
+from harness.report.as_html import matrix, to_html, token_pairs
+from harness.report.as_json import to_json
+from harness.report.as_junit import to_junit
+from harness.report.as_markdown import SUMMARY_CHARS_MAX, code, to_markdown
+from harness.report.view import difference_words, fault_words, rows, text_diff, visible
+from services.faults import ALWAYS, NO_FAULT, Fault, FaultKind
+from services.journal import Event, EventName
+
+EVIL = "<script>alert(1)</script> ]]> `a` ``b`` [bold]x[/bold] | \x1b[31m \x00 \u202e {{ 7 * 7 }}"
+DROP_FIRST = Fault(FaultKind.DROP, "first")
+HEALTHY = EngineState(True, 0, 0, 0.0, 0)
+CASES = (
+    ("pass", Status.PASS, Outcome.RECOVERED, DROP_FIRST),
+    ("wrong", Status.FAIL, Outcome.WRONG_OUTPUT, DROP_FIRST),
+    ("known", Status.KNOWN, Outcome.CRASHED, Fault(FaultKind.REPORT, "all", ALWAYS)),
+    ("fixed", Status.FIXED, Outcome.RECOVERED, Fault(FaultKind.REPORT, (0, 2))),
+    ("unsure", Status.INCONCLUSIVE, Outcome.UNPROVEN, Fault(FaultKind.SILENT, "last", 2)),
+    ("broken", Status.ERROR, Outcome.NOT_RUN, Fault(FaultKind.DELAY, delay_s=1.5)),
+    ("left-out", Status.SKIPPED, Outcome.NOT_RUN, NO_FAULT),
+)
+
+
+def cell_of(cell_id: str, fault: Fault = DROP_FIRST) -> Cell:
+    victim = PlannedRequest(Role.VICTIM, "p", LoadMode.SYNC, fault)
+    return Cell(
+        cell_id, "decode-recompute", "recompute", LoadMode.SYNC, (victim,), Outcome.RECOVERED, f"why {cell_id} exists"
+    )
+
+
+def difference_of(text: str) -> Difference:
+    return Difference(
+        request="t-victim",
+        oracle="partial(2)",
+        index=1,
+        expected_token_id=11,
+        got_token_id=99,
+        expected_top=(TokenChoice(11, -0.1), TokenChoice(12, -2.5)),
+        got_top=(TokenChoice(99, -0.2),),
+        expected_text="Paris is\nbig",
+        got_text=f"Paris is\n{text}",
+        near_tie=False,
+        expected_token_ids=(10, 11, 12),
+        got_token_ids=(10, 99),
+    )
+
+
+def verdict_of(cell_id: str, status: Status, outcome: Outcome, text: str = "small") -> Verdict:
+    ok = status in (Status.PASS, Status.FIXED)
+    findings = (
+        Finding("fault-fired", True),
+        Finding("victim-equals-oracle", ok, "token ids differ", "t-victim", "Paris", text),
+    )
+    return Verdict(
+        cell_id,
+        outcome,
+        status,
+        () if status is Status.SKIPPED else findings,
+        Evidence(4, 1, 2, 3),
+        (difference_of(text),) if status is Status.FAIL else (),
+        "https://github.com/vllm-project/vllm/issues/1" if status in (Status.KNOWN, Status.FIXED) else "",
+    )
+
+
+def observation_of(cell: Cell, text: str = "small") -> Observation:
+    completion = Completion(200, "", text, (10, 99), "stop", ttft_s=0.25, duration_s=0.5)
+    events = (Event(EventName.REPORTED, "decode-recompute", 1.75, text, blocks=(0,), reason=text),)
+    record = RequestRecord(cell.requests[0], "t-victim", 0.0, completion)
+    return Observation(cell.id, (record,), HEALTHY, HEALTHY, True, events, (text, "last log line"), 1.5, 2.25)
+
+
+def report_of(text: str = "small", exit_code: int = 1) -> Report:
+    cells = tuple(cell_of(name, fault) for name, _, _, fault in CASES)
+    versions = Versions("0.32.0", "2.13.0", "3.11.2", "SmolLM2", "SharedVolumeConnector", "0.1.0")
+    return Report(
+        info=RunInfo("20261130-154501", "harness/matrix/quick.yaml", "compose", versions, "run", 1_796_053_501.0),
+        timing=Timing(30.5, (("oracles", 4.0), ("cells", 16.0)), 51.25),
+        cells=(*cells, cell_of("never-judged")),
+        observations=tuple(observation_of(cell, text) for cell in cells[:5]),
+        verdicts=tuple(verdict_of(name, status, outcome, text) for name, status, outcome, _ in CASES),
+        exit_code=exit_code,
+        folder="runs/20261130-154501",
+    )
+
+
+def printed(report: Report, width: int = 80, *, terminal: bool = False) -> str:
+    # An empty environment, because CI and NO_COLOR would otherwise decide here.
+    console = Console(file=io.StringIO(), width=width, force_terminal=terminal, _environ={"TERM": "xterm"})
+    print_report(report, console)
+    file = console.file
+    assert isinstance(file, io.StringIO)
+    return file.getvalue()
+
+
+def test_all_formats_are_written(tmp_path: Path) -> None:
+    files = write_reports(report_of(EVIL), tmp_path)
+    assert {file.name for file in files} == {"report.json", "report.html", "junit.xml", "summary.md"}
+    assert all(file.stat().st_size for file in files)
+
+
+# report.json
+
+
+def test_json_has_the_documented_fields() -> None:
+    raw = json.loads(to_json(report_of()))
+    assert " ".join(raw) == (
+        "schema_version run_id outcome exit_code versions stack started_at duration_s startup_s cells_s counts cells"
+    )
+    assert " ".join(raw["cells"][0]) == (
+        "id engine load fault expected outcome status findings duration_s ttft_s evidence"
+    )
+    assert raw["cells"][1]["evidence"] == {
+        "loaded_blocks": 4,
+        "failed_blocks": 1,
+        "reported_blocks": 2,
+        "fault_fired": 3,
+    }
+    assert datetime.fromisoformat(raw["started_at"]).timestamp() == 1_796_053_501
+    assert (raw["duration_s"], raw["startup_s"], raw["cells_s"]) == (51.25, 30.5, 11.25)
+    assert (raw["cells"][0]["ttft_s"], raw["cells"][5]["duration_s"]) == (0.25, 0)
+    assert [cell["status"] for cell in raw["cells"]] == [status.value for _, status, _, _ in CASES]
+
+
+def test_json_counts_outcomes() -> None:
+    counts = json.loads(to_json(report_of()))["counts"]
+    assert counts == Counter(outcome.value for _, _, outcome, _ in CASES)
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "word"), [(0, "pass"), (1, "fail"), (2, "inconclusive"), (3, "error"), (130, "error")]
+)
+def test_the_outcome_of_a_run_is_its_exit_code_in_words(exit_code: int, word: str) -> None:
+    report = report_of(exit_code=exit_code)
+    assert json.loads(to_json(report))["outcome"] == word
+    last = printed(report).splitlines()[-1]
+    assert last == f"{word.upper()}  exit code {exit_code}  runs/20261130-154501"
+    assert to_markdown(report).startswith(f"## kvproof: {word}\n")
+    assert f'<span class="{word}">{word}</span>' in to_html(report)
+
+
+# terminal
+
+
+def test_without_a_terminal_lines_are_plain() -> None:
+    output = printed(report_of())
+    assert "\x1b" not in output
+    assert not re.search("[\u2500-\u257f]", output)
+
+
+def test_on_a_terminal_there_is_colour() -> None:
+    assert "\x1b[" in printed(report_of(), terminal=True)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_table_fits_into_80_columns_and_loses_nothing(terminal: bool) -> None:
+    long_id = "decode-recompute.async.report-middle.two-sharers-and-a-bystander"
+    cell = cell_of(long_id)
+    verdict = verdict_of(long_id, Status.PASS, Outcome.RECOVERED)
+    report = replace(report_of(), cells=(cell,), observations=(), verdicts=(verdict,))
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", printed(report, terminal=terminal))
+    table = plain.split("\n1 pass")[0]
+    assert max(len(line) for line in table.splitlines()) <= 80
+    folded = re.sub(r"\s+", "", table)
+    assert long_id[:20] in folded
+    assert long_id[-8:] in folded
+    assert "…" not in table
+
+
+def test_a_wide_table_has_every_column() -> None:
+    lines = [" ".join(line.split()) for line in printed(report_of(), width=160).splitlines()]
+    assert lines[0] == "cell engine load fault expected outcome loaded failed reported fired s"
+    assert lines[2] == "FAIL wrong decode-recompute sync drop first recovered wrong-output 4 1 2 3 2.2"
+
+
+def test_a_red_cell_says_why_where_and_how_to_repeat_it() -> None:
+    output = printed(report_of())
+    block = output.split("FAIL wrong: ")[1].split("\n\n")[0].splitlines()
+    assert block == [
+        "wrong-output, expected recovered",
+        "  why this cell: why wrong exists",
+        "  - victim-equals-oracle [t-victim]: token ids differ (expected Paris, got small)",
+        "  t-victim differs from partial(2) at token 1: expected id 11, got id 99",
+        "    expected top: 11 -0.1000  12 -2.5000",
+        "    got top:      99 -0.2000",
+        "    @@ -1,2 +1,2 @@",
+        "     Paris is",
+        "    -big",
+        "    +small",
+        "  evidence: runs/20261130-154501/cells/wrong",
+        "  repeat:   python harness/run_matrix.py run --matrix harness/matrix/quick.yaml --only wrong",
+    ]
+
+
+def test_green_cells_are_not_explained_and_all_others_are() -> None:
+    output = printed(report_of())
+    assert "why pass exists" not in output
+    assert all(f"why {name} exists" in output for name, status, _, _ in CASES if status is not Status.PASS)
+    assert "known issue: https://github.com/vllm-project/vllm/issues/1" in output
+    assert "not judged: never-judged" in output
+
+
+def test_a_request_without_an_answer_and_a_broken_harness_are_shown() -> None:
+    report = report_of()
+    record = report.observations[1].requests[0]
+    lost = replace(record, completion=Completion(0, "connection reset", timed_out=True))
+    observation = replace(report.observations[1], requests=(lost,), error="the engine went away")
+    output = printed(replace(report, observations=(observation,)))
+    assert "  victim t-victim: no answer, past its deadline, connection reset\n" in output
+    assert "  not run: the engine went away\n" in output
+
+
+def test_counts_and_times_end_the_report() -> None:
+    lines = printed(report_of()).splitlines()[-3:]
+    assert lines[0] == (
+        "1 pass, 1 fail, 1 known, 1 fixed, 1 inconclusive, 1 error, 1 skipped"
+        "  (2 recovered, 2 not-run, 1 wrong-output, 1 crashed, 1 unproven)"
+    )
+    assert lines[1] == "time: 51.2 s in all: startup 30.5 s, oracles 4.0 s, cells 16.0 s; in cells 11.2 s"
+
+
+def test_model_text_is_neither_markup_nor_a_terminal_code() -> None:
+    output = printed(report_of(EVIL))
+    assert "[bold]x[/bold] | \\x1b[31m \\x00 \\u202e" in output
+    assert not set(output) & {"\x1b", "\x00", "\u202e"}
+
+
+def test_an_empty_run_is_reported() -> None:
+    report = replace(report_of(exit_code=3), verdicts=(), observations=())
+    assert "no cell was judged" in printed(report)
+    assert to_html(report)
+    assert JUnitXml.fromstring(to_junit(report).encode())
+    assert "0 of 8 cells judged" in to_markdown(report)
+
+
+def test_progress_is_one_line_each() -> None:
+    console = Console(file=io.StringIO(), width=40, _environ={})
+    print_step(console, "engines ready", 30.0)
+    print_cell_done(console, 8, 18, verdict_of("a.long.cell.id.[red]", Status.FAIL, Outcome.HUNG), 1.25)
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue() == "engines ready  30.0 s\n[ 9/18] FAIL a.long.cell.id.[red]  hung  1.2 s\n"
+
+
+# report.html
+
+
+class Outline(HTMLParser):
+    """Tags and attributes of a page, and whether tags close in order."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.open: list[str] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_html_is_one_closed_well_formed_page() -> None:
+    page = to_html(report_of(EVIL))
+    outline = Outline(page)
+    assert page.startswith("<!doctype html>")
+    assert outline.open == []
+    assert not {"script", "link", "img", "iframe", "base", "form"} & set(outline.tags)
+    assert ("content", "default-src 'none'; style-src 'unsafe-inline'") in outline.attributes
+    assert not [name for name, _ in outline.attributes if name.startswith("on") or name == "src"]
+    assert outline.tags.count("details") >= len(CASES)
+    assert "prefers-color-scheme: dark" in page
+
+
+def test_html_escapes_model_text_and_evaluates_none_of_it() -> None:
+    page = to_html(report_of(EVIL))
+    assert "<script" not in page
+    assert "&lt;script&gt;alert(1)&lt;/script&gt; ]]&gt;" in page
+    assert "{{ 7 * 7 }}" in page
+    assert not set(page) & {"\x1b", "\x00", "\u202e"}
+
+
+def test_html_links_only_to_web_addresses() -> None:
+    verdict = replace(verdict_of("known", Status.KNOWN, Outcome.CRASHED), link="javascript:alert(1)")
+    page = to_html(replace(report_of(), verdicts=(verdict,)))
+    assert "Known issue: javascript:alert(1)" in page
+    assert [value for name, value in Outline(page).attributes if name == "href"] == ["#cell-0"]
+
+
+def test_html_opens_red_cells_and_points_at_each_from_the_matrix() -> None:
+    page = to_html(report_of())
+    opened = re.findall(r'<details class="cell" id="(cell-\d)" open>', page)
+    assert opened == ["cell-1", "cell-4", "cell-5"]
+    anchors = set(re.findall(r'id="(cell-\d)"', page))
+    assert set(re.findall(r'href="#(cell-\d)"', page)) == anchors
+    assert len(anchors) == len(CASES)
+
+
+def test_the_matrix_has_faults_downwards_and_engines_across() -> None:
+    picture = matrix(rows(report_of()))
+    assert picture.columns == (("decode-recompute", "sync"),)
+    assert picture.lines[0][0] == "drop first"
+    assert [row.cell.id for row in picture.lines[0][1][0]] == ["pass", "wrong"]
+
+
+def test_tokens_stand_side_by_side_with_the_first_difference_marked() -> None:
+    pairs = token_pairs(difference_of("x"))
+    assert [(pair.expected, pair.got, pair.first) for pair in pairs] == [
+        ("10", "10", False),
+        ("11", "99", True),
+        ("12", "", False),
+    ]
+    assert [pair.equal for pair in pairs] == [True, False, False]
+    assert "▲ first" in to_html(report_of())
+
+
+def test_without_token_lists_the_differing_pair_is_shown() -> None:
+    bare = replace(difference_of("x"), expected_token_ids=(), got_token_ids=())
+    (pair,) = token_pairs(bare)
+    assert (pair.index, pair.expected, pair.got, pair.first) == (1, "11", "99", True)
+
+
+# junit.xml
+
+
+def test_junit_maps_every_status() -> None:
+    (suite,) = JUnitXml.fromstring(to_junit(report_of()).encode())
+    results = {case.name: [(type(r).__name__, r.type) for r in case.result] for case in suite}
+    assert results == {
+        "pass": [],
+        "wrong": [("Failure", "wrong-output")],
+        "known": [("Skipped", "known")],
+        "fixed": [],
+        "unsure": [("Error", "inconclusive")],
+        "broken": [("Error", "error")],
+        "left-out": [("Skipped", "skipped")],
+    }
+    assert (suite.tests, suite.failures, suite.errors, suite.skipped, suite.time) == (7, 1, 2, 2, 51.25)
+    assert {p.name: p.value for p in suite.properties()}["vllm"] == "0.32.0"
+
+
+def test_junit_says_why_and_how_to_repeat() -> None:
+    case = ElementTree.fromstring(to_junit(report_of())).find(".//testcase[@name='wrong']")
+    assert case is not None
+    assert (case.get("classname"), case.get("time")) == ("decode-recompute.sync", "2.25")
+    failure = case.find("failure")
+    assert failure is not None
+    assert failure.get("message", "").startswith("victim-equals-oracle [t-victim]: token ids differ")
+    assert "-big\n+small\nevidence: runs/20261130-154501/cells/wrong\nrepeat: python" in (failure.text or "")
+
+
+def test_junit_escapes_model_text() -> None:
+    xml = to_junit(report_of(EVIL))
+    assert "<script" not in xml
+    assert "]]>" not in xml
+    failure = ElementTree.fromstring(xml).find(".//failure")
+    assert failure is not None
+    assert "<script>alert(1)</script> ]]> `a`" in (failure.text or "")
+
+
+# summary.md
+
+
+def test_markdown_names_what_is_not_green() -> None:
+    summary = to_markdown(report_of())
+    assert "7 of 8 cells judged: 1 pass, 1 fail, 1 known, 1 fixed, 1 inconclusive, 1 error, 1 skipped" in summary
+    assert (
+        "### Failed\n\n- `wrong` **wrong-output** "
+        "`victim-equals-oracle [t-victim]: token ids differ (expected Paris, got small)`\n"
+        "  repeat: `python harness/run_matrix.py run --matrix harness/matrix/quick.yaml --only wrong`\n"
+    ) in summary
+    assert "- `known` **crashed** <https://github.com/vllm-project/vllm/issues/1> `victim" in summary
+    assert "### Not judged\n\n- `never-judged`\n" in summary
+    assert "vllm `0.32.0`" in summary
+    assert "51.2 s in all" in summary
+    assert "`pass`" not in summary
+
+
+def test_markdown_keeps_model_text_in_code_spans() -> None:
+    page = MarkdownIt("commonmark").render(to_markdown(report_of(EVIL)))
+    assert "<script" not in page
+    assert "&lt;script&gt;alert(1)&lt;/script&gt; ]]&gt; `a` ``b`` [bold]x" in page
+
+
+@pytest.mark.parametrize("text", ["plain", "`", "``", "a ``` b", "`a`", " ", "", "a\nb", "\x00", "\\`", "<b>&amp;"])
+def test_a_code_span_holds_any_text(text: str) -> None:
+    page = MarkdownIt("commonmark").render(f"- {code(text)} end")
+    inside = re.fullmatch(r"<ul>\n<li><code>(.*)</code> end</li>\n</ul>\n", page)
+    assert inside is not None
+    shown = text.replace("\n", "\\n").replace("\x00", "\\x00")
+    escaped = shown.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    assert inside[1].strip() == escaped.strip()
+
+
+def test_markdown_stays_short_enough_for_a_comment() -> None:
+    names = tuple(f"cell-{index}-{'`' * 150}" for index in range(500))
+    report = replace(
+        report_of(),
+        cells=tuple(map(cell_of, names)),
+        verdicts=tuple(verdict_of(name, Status.FAIL, Outcome.HUNG, EVIL * 50) for name in names),
+    )
+    summary = to_markdown(report)
+    assert len(summary) < SUMMARY_CHARS_MAX
+    assert "There is more; see report.html." in summary
+    assert "vllm `0.32.0`" in summary
+    assert "<script" not in MarkdownIt("commonmark").render(summary)
+
+
+# words
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (NO_FAULT, "none"),
+        (DROP_FIRST, "drop first"),
+        (Fault(FaultKind.REPORT, (0, 2), ALWAYS), "report 0,2 always"),
+        (Fault(FaultKind.SILENT, "last", 2), "silent last 2 times"),
+        (Fault(FaultKind.DELAY, delay_s=1.5), "delay 1.5 s"),
+    ],
+)
+def test_fault_words(fault: Fault, words: str) -> None:
+    assert fault_words(fault) == words
+
+
+def test_a_completion_that_ended_early_is_said_to_have_ended() -> None:
+    assert difference_words(replace(difference_of("x"), got_token_id=-1, near_tie=True)) == (
+        "t-victim differs from partial(2) at token 1: expected id 11, got the end, a near-tie"
+    )
+
+
+def test_equal_texts_have_no_diff() -> None:
+    assert text_diff(replace(difference_of("big"), got_text="Paris is\nbig")) == ()
+
+
+def test_visible_escapes_what_does_not_print() -> None:
+    assert visible("é\n\t\x9b\ud800\U000e0001 日") == "é\n\\t\\x9b\\ud800\\U000e0001 日"
