@@ -472,6 +472,10 @@ def test_root_keys_are_equal_only_for_equal_parts(one: RootParts, other: RootPar
     assert (root_key(*one) == root_key(*other)) == (one == other)
 
 
+def test_salts_that_are_not_valid_unicode_differ() -> None:
+    assert len({root_key("model", salt, "", ()) for salt in ("\ud800", "\ud801", "?", "\ufffd", "")}) == 5
+
+
 @pytest.mark.parametrize(
     "other",
     [
