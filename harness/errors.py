@@ -1,8 +1,9 @@
 """What the harness tells a user when it cannot go on; `run_matrix.py` prints the text and exits with the code.
 
-    HarnessError            3   the harness or its stack broke
-    ├── StackError          3   a service did not start, died, or cannot be reached
-    └── UsageError         64   bad arguments or a bad matrix file
+HarnessError            3   the harness or its stack broke
+├── LeverMissing        3   this stack cannot do what a cell asks of it; the cell is skipped
+├── StackError          3   a service did not start, died, or cannot be reached
+└── UsageError         64   bad arguments or a bad matrix file
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ class HarnessError(Exception):
 
 class StackError(HarnessError):
     """A service did not start, died, or cannot be reached."""
+
+
+class LeverMissing(HarnessError):
+    """This stack cannot do what a cell asks of it (kill an engine, say); such a cell is skipped, not failed."""
 
 
 class UsageError(HarnessError):

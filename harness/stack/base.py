@@ -1,0 +1,178 @@
+"""The interface of a stack, and what all stacks share: waiting until engines are ready, and saying why one is not.
+
+The command line opens one stack per run (`with stack:`), the runner uses it. Evidence lies where the services
+write it: `<evidence_dir>/<service>/`.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_fixed
+
+from harness.client import EngineClient
+from harness.errors import StackError
+from harness.stack.life import LifeReader
+from services.journal import ENGINE_LOG_NAME, EventName, journal_path
+
+POLL_S = 0.25
+NOTICE_S = 5.0
+LOG_LINE_COUNT = 20
+LOG_TAIL_BYTES = 64 * 1024
+
+Progress = Callable[[str], None]
+
+
+class Stack(ABC):
+    """Running engines. `services` are their names; `kv_dir` is the shared KV folder as seen from here, or None
+    where it cannot be reached (then storage faults cannot be done)."""
+
+    name: str
+
+    def __init__(self, services: tuple[str, ...], kv_dir: Path | None, evidence_dir: Path) -> None:
+        self.services = services
+        self.kv_dir = kv_dir
+        self.evidence_dir = evidence_dir
+        self._opened_at_s = time.time()
+        self._clients: dict[str, EngineClient] = {}
+        self._lives: dict[str, LifeReader] = {}
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start or find the services, without waiting until they are ready. Raises StackError or UsageError;
+        nothing is left running then."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """End what `start` started, and nothing else. May be called again, and before `start`."""
+
+    @abstractmethod
+    def url(self, service: str) -> str:
+        """Base URL of a service; known once `start` has returned."""
+
+    @abstractmethod
+    def kill_engine(self, service: str) -> None:
+        """Have the vLLM process killed (as by kill -9); its supervisor stays and starts another one.
+
+        Returns at once; `restart_count` tells when it has happened. Raises LeverMissing where this stack cannot.
+        """
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def client(self, service: str) -> EngineClient:
+        """The client for a service; the same one each time."""
+        if service not in self._clients:
+            self._clients[service] = EngineClient(self.url(service))
+        return self._clients[service]
+
+    def restart_count(self, service: str) -> int:
+        """How often the engine has ended so far, by its supervisor's journal; it only grows."""
+        return self._life(service).read().exit_count
+
+    def log_tail(self, service: str, line_count: int) -> tuple[str, ...]:
+        """The last lines of the service's log; none where there is no log yet."""
+        path = self._log_path(service)
+        if not path.exists():
+            return ()
+        with path.open("rb") as log:
+            log.seek(max(path.stat().st_size - LOG_TAIL_BYTES, 0))
+            return tuple(log.read().decode(errors="replace").splitlines()[-line_count:])
+
+    def first_exit(self) -> str | None:
+        """Which service has ended for good, with exit code and log; None where all still live.
+
+        For a harness that is told to stop (Compose ends all containers as soon as one exits) and wants to say why.
+        """
+        ended = ((service, self._end_of(service)) for service in self.services)
+        return next((self._report(service, end) for service, end in ended if end), None)
+
+    def wait_ready(self, services: Iterable[str], deadline_s: float, progress: Progress) -> None:
+        """Wait until all `services` answer; tell `progress` what is awaited, on change and every NOTICE_S seconds.
+
+        Raises StackError as soon as a service of this stack has ended, or after `deadline_s` seconds; the text
+        has exit code, log lines and path. On every error, Ctrl-C included, the stack is stopped.
+        """
+        try:
+            self._wait_ready(_Awaited(tuple(services), progress), deadline_s)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _wait_ready(self, awaited: _Awaited, deadline_s: float) -> None:
+        attempts = Retrying(
+            retry=retry_if_result(lambda ready: not ready), stop=stop_after_delay(deadline_s), wait=wait_fixed(POLL_S)
+        )
+        try:
+            attempts(self._all_ready, awaited)
+        except RetryError:
+            late = (self._report(service, f"still not ready after {deadline_s:g} s") for service in awaited.services)
+            raise StackError("\n".join(late)) from None
+
+    def _all_ready(self, awaited: _Awaited) -> bool:
+        for service in awaited.services:
+            # A health check may take a second; the others' ends are to be seen before that.
+            if (report := self.first_exit()) is not None:
+                raise StackError(report)
+            if self._is_ready(service):
+                awaited.remove(service)
+        awaited.notify()
+        return not awaited.services
+
+    def _is_ready(self, service: str) -> bool:
+        """Healthy, and its supervisor (where there is one) knows it, so that it may be killed from now on."""
+        return self.client(service).is_healthy() and self._life(service).read().state in (None, EventName.ENGINE_READY)
+
+    def _end_of(self, service: str) -> str:
+        """How a service ended for good, in words; empty while it lives. Here: by its journal, since this stack
+        was made; a supervisor ends when its engine's first start fails."""
+        life = self._life(service).read()
+        gave_up = life.gave_up_since(self._opened_at_s)
+        return f"the engine ended before it was ready ({life.exit_reason})" if gave_up else ""
+
+    def _report(self, service: str, what: str) -> str:
+        lines = self.log_tail(service, LOG_LINE_COUNT)
+        path = self._log_path(service)
+        if not lines:
+            return f"{service}: {what}; no log at {path}"
+        return "\n".join([f"{service}: {what}; log: {path}, its last lines:", *(f"  | {line}" for line in lines)])
+
+    def _log_path(self, service: str) -> Path:
+        return self.evidence_dir / service / ENGINE_LOG_NAME
+
+    def _life(self, service: str) -> LifeReader:
+        if service not in self._lives:
+            self._lives[service] = LifeReader(journal_path(self.evidence_dir, service))
+        return self._lives[service]
+
+
+class _Awaited:
+    """The services that are not ready yet, and when this was last said."""
+
+    def __init__(self, services: tuple[str, ...], progress: Progress) -> None:
+        self.services = services
+        self._progress = progress
+        self._began_s = time.monotonic()
+        self._said: tuple[str, ...] = ()
+        self._said_at_s = 0.0
+
+    def remove(self, service: str) -> None:
+        self.services = tuple(other for other in self.services if other != service)
+
+    def notify(self) -> None:
+        now_s = time.monotonic()
+        if not self.services or (self.services == self._said and now_s - self._said_at_s < NOTICE_S):
+            return
+        self._said, self._said_at_s = self.services, now_s
+        self._progress(f"waiting for {', '.join(self.services)} ({now_s - self._began_s:.0f} s)")

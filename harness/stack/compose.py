@@ -1,0 +1,122 @@
+"""The engines as containers that Docker Compose has started; this module finds them, it never starts or stops them.
+
+Inside the harness container (KVPROOF_IN_COMPOSE=1) names and folders follow from compose.yaml. On the host the Docker
+engine is asked for the running project.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import docker
+import requests
+from docker.errors import DockerException
+
+from harness.client import root_cause
+from harness.errors import LeverMissing, StackError
+from harness.stack.base import Stack
+from harness.stack.definition import read_engines
+
+if TYPE_CHECKING:
+    from docker.models.containers import Container
+
+COMPOSE_FILE = Path(__file__).resolve().parents[2] / "compose.yaml"
+PROJECT_LABEL = "com.docker.compose.project"
+SERVICE_LABEL = "com.docker.compose.service"
+DEFAULT_PROJECT = "kvproof"
+DOCKER_SOCKET = Path("/var/run/docker.sock")
+KV_MOUNT = "/kv"
+EVIDENCE_MOUNT = "/evidence"
+ENDED_STATES = ("exited", "dead")
+START_HINT = "start the stack with `make up` or `docker compose up --detach`"
+
+
+class ComposeStack(Stack):
+    """The running Compose project. `environ` decides where we are (KVPROOF_IN_COMPOSE) and which project it is
+    (COMPOSE_PROJECT_NAME)."""
+
+    name = "compose"
+
+    def __init__(self, environ: Mapping[str, str], compose_file: Path = COMPOSE_FILE) -> None:
+        """Raises UsageError when compose.yaml cannot be read."""
+        engines = read_engines(compose_file, environ)
+        super().__init__(
+            tuple(engine.service for engine in engines),
+            Path(environ.get("KVPROOF_KV_DIR", KV_MOUNT)),
+            Path(environ.get("KVPROOF_EVIDENCE_DIR", EVIDENCE_MOUNT)),
+        )
+        self._inside = environ.get("KVPROOF_IN_COMPOSE", "") == "1"
+        self._project = environ.get("COMPOSE_PROJECT_NAME", DEFAULT_PROJECT)
+        self._container_ports = {engine.service: engine.container_port for engine in engines}
+        self._urls = {service: f"http://{service}:{port}" for service, port in self._container_ports.items()}
+        self._containers: dict[str, Container] = {}
+
+    def start(self) -> None:
+        """Inside a container: nothing to find. On the host: raises StackError when the project does not run, or
+        its volumes cannot be read by this user."""
+        if self._inside:
+            return
+        self._containers = self._find_containers()
+        self._urls = {service: self._published_url(service) for service in self.services}
+        mounts = {mount["Destination"]: Path(mount["Source"]) for mount in self._first_container().attrs["Mounts"]}
+        self.evidence_dir = _require_folder(mounts.get(EVIDENCE_MOUNT), "evidence", os.R_OK | os.X_OK)
+        self.kv_dir = _require_folder(mounts.get(KV_MOUNT), "KV", os.R_OK | os.W_OK | os.X_OK)
+
+    def stop(self) -> None:
+        """Nothing: Compose started the services and Compose ends them."""
+
+    def url(self, service: str) -> str:
+        return self._urls[service]
+
+    def kill_engine(self, service: str) -> None:
+        if self._inside and not DOCKER_SOCKET.exists():
+            raise LeverMissing(f"{service}: killing an engine needs the Docker socket in the harness container")
+        self._containers = self._containers or self._find_containers()
+        try:
+            self._containers[service].kill(signal="SIGUSR1")
+        except (DockerException, requests.RequestException) as error:
+            raise StackError(f"{service}: Docker refused to signal the container: {error}") from None
+
+    def _find_containers(self) -> dict[str, Container]:
+        label = f"{PROJECT_LABEL}={self._project}"
+        try:
+            found = docker.from_env().containers.list(filters={"label": label})
+        except (DockerException, requests.RequestException) as error:
+            raise StackError(f"the Docker engine cannot be reached: {root_cause(error)}") from None
+        containers = {container.labels.get(SERVICE_LABEL): container for container in found}
+        missing = [service for service in self.services if service not in containers]
+        if missing:
+            raise StackError(f"Compose project {self._project}: {', '.join(missing)} not running; {START_HINT}")
+        return {service: containers[service] for service in self.services}
+
+    def _first_container(self) -> Container:
+        return self._containers[self.services[0]]
+
+    def _published_url(self, service: str) -> str:
+        bindings = self._containers[service].ports.get(f"{self._container_ports[service]}/tcp")
+        if not bindings:
+            raise StackError(f"{service}: its container publishes no port; run the harness inside Compose (`make up`)")
+        return f"http://127.0.0.1:{bindings[0]['HostPort']}"
+
+    def _end_of(self, service: str) -> str:
+        container = self._containers.get(service)
+        if container is None:
+            return super()._end_of(service)
+        container.reload()
+        if container.status not in ENDED_STATES:
+            return super()._end_of(service)
+        return f"its container ended, exit code {container.attrs['State']['ExitCode']}"
+
+
+def _require_folder(folder: Path | None, label: str, rights: int) -> Path:
+    if folder is None:
+        raise StackError(f"the engines have no {label} volume; is this kvproof's compose.yaml?")
+    if not os.access(folder, rights):
+        raise StackError(
+            f"{folder}: the {label} volume is not open to this user; run the harness inside Compose (`make up`), "
+            "or on the host with enough rights"
+        )
+    return folder

@@ -1,0 +1,147 @@
+"""Reads the engines out of compose.yaml, the one definition of the stack, without Docker.
+
+The process stack starts what it says; the compose stack takes names and ports from it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from harness.errors import UsageError
+
+EXPRESSION = re.compile(r"(?P<name>[A-Za-z_]\w*)(?:(?P<operator>:?-)(?P<default>.*))?", re.ASCII | re.DOTALL)
+BARE_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+
+Scalar = str | int | float | bool | None
+
+
+@dataclass(frozen=True)
+class EngineDefinition:
+    """One engine. `environment` is complete and interpolated; `host_port` is the published port, 0 for none."""
+
+    service: str
+    environment: Mapping[str, str]
+    host_port: int
+    container_port: int
+
+
+class _Port(BaseModel):
+    target: int
+    published: str | int = 0
+
+
+class _Service(BaseModel):
+    environment: dict[str, Scalar] | list[str] = {}
+    ports: list[str | int | _Port] = []
+
+
+class _ComposeFile(BaseModel):
+    services: dict[str, _Service]
+
+
+def read_engines(compose_file: Path, environ: Mapping[str, str]) -> tuple[EngineDefinition, ...]:
+    """The services that have a KVPROOF_ROLE, in the file's order.
+
+    Raises UsageError when the file cannot be read, has no such service, or uses an interpolation that is not
+    understood here.
+    """
+    try:
+        services = _ComposeFile.model_validate(yaml.safe_load(compose_file.read_text())).services
+        engines = tuple(
+            _engine(name, service, environ) for name, service in services.items() if "KVPROOF_ROLE" in _pairs(service)
+        )
+    except OSError as error:
+        raise UsageError(f"{compose_file}: cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, ValidationError, InterpolationError) as error:
+        raise UsageError(f"{compose_file}: {error}") from None
+    if not engines:
+        raise UsageError(f"{compose_file}: no service has KVPROOF_ROLE in its environment, so there is no engine")
+    return engines
+
+
+class InterpolationError(ValueError):
+    """The text names the expression that is not understood."""
+
+
+def interpolate(text: str, environ: Mapping[str, str]) -> str:
+    """`text` with `$NAME`, `${NAME}`, `${NAME-default}` and `${NAME:-default}` replaced and `$$` made `$`.
+
+    A default may hold balanced braces and expressions of its own. An unset variable is empty. Raises
+    InterpolationError for anything else after a `$`.
+    Source: https://docs.docker.com/reference/compose-file/interpolation/
+    """
+    before, dollar, after = text.partition("$")
+    if not dollar:
+        return text
+    if after.startswith("$"):
+        return f"{before}${interpolate(after[1:], environ)}"
+    if after.startswith("{"):
+        end = _closing_brace(after)
+        return before + _expand(after[1:end], environ) + interpolate(after[end + 1 :], environ)
+    name = BARE_NAME.match(after)
+    if name is None:
+        raise InterpolationError(f"a lone $ in {text!r}; write $$ for a dollar sign")
+    return before + environ.get(name[0], "") + interpolate(after[name.end() :], environ)
+
+
+def _closing_brace(text: str) -> int:
+    """Index of the brace that closes the one at index 0."""
+    depth = 0
+    for index, character in enumerate(text):
+        depth += (character == "{") - (character == "}")
+        if depth == 0:
+            return index
+    raise InterpolationError(f"no closing brace in ${text!r}")
+
+
+def _expand(expression: str, environ: Mapping[str, str]) -> str:
+    parts = EXPRESSION.fullmatch(expression)
+    if parts is None:
+        raise InterpolationError(f"${{{expression}}} is not understood; use ${{NAME}} or ${{NAME:-default}}")
+    value = environ.get(parts["name"])
+    if value is None or (not value and parts["operator"] == ":-"):
+        return interpolate(parts["default"] or "", environ)
+    return value
+
+
+def _pairs(service: _Service) -> dict[str, Scalar]:
+    """The environment, also where it is written as a list; None: taken from the caller's environment."""
+    if isinstance(service.environment, dict):
+        return service.environment
+    entries = (entry.partition("=") for entry in service.environment)
+    return {name: value if equals else None for name, equals, value in entries}
+
+
+def _engine(name: str, service: _Service, environ: Mapping[str, str]) -> EngineDefinition:
+    pairs = _pairs(service)
+    passed_on = {key: environ[key] for key, value in pairs.items() if value is None and key in environ}
+    written = {key: interpolate(_text(value), environ) for key, value in pairs.items() if value is not None}
+    host_port, container_port = _ports(service, environ)
+    return EngineDefinition(name, {**passed_on, **written}, host_port, container_port)
+
+
+def _text(value: Scalar) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _ports(service: _Service, environ: Mapping[str, str]) -> tuple[int, int]:
+    """The first published port as (host, container); (0, 8000) where none is published."""
+    if not service.ports:
+        return 0, 8000
+    first = service.ports[0]
+    if isinstance(first, _Port):
+        return _number(interpolate(str(first.published), environ)), first.target
+    *published, container = interpolate(str(first), environ).split("/")[0].split(":")
+    return _number(published[-1]) if published else 0, _number(container)
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal():
+        raise InterpolationError(f"{text!r} is not a port number")
+    return int(text)

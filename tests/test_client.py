@@ -1,0 +1,258 @@
+"""The client against a server that answers like vLLM 0.32, and against one that misbehaves."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from harness.client import EngineClient, QueueState
+from harness.errors import HarnessError, StackError
+from harness.records import Completion, TokenChoice
+from services.faults import Fault, FaultKind, LoadControl, parse_control
+from tests import fake_server
+from tests.fake_server import FakeServer, hang, refuse, reply, reset, stream, trickle
+
+COMPLETIONS = "/v1/completions"
+CONTROL = LoadControl(tag="cell-1", offer_blocks=3, fault=Fault(FaultKind.REPORT, (1,)))
+PARIS_TOP = {"token_id:7042": -0.25, "token_id:260": -2.5}
+DOT_TOP = {"token_id:28": -1.5, "token_id:30": -0.5}
+PLAIN = {
+    "id": "cmpl-cell-1",
+    "choices": [
+        {
+            "index": 0,
+            "text": " Paris.",
+            "logprobs": {"tokens": ["token_id:7042", "token_id:30"], "top_logprobs": [PARIS_TOP, DOT_TOP]},
+            "finish_reason": "length",
+            "token_ids": [7042, 30],
+        }
+    ],
+    "usage": {"prompt_tokens": 5, "total_tokens": 7, "completion_tokens": 2},
+    "kv_transfer_params": None,
+}
+USAGE_EVENT = {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 2}}
+ERROR = {"error": {"message": "Internal server error", "type": "InternalServerError", "param": None, "code": 500}}
+
+
+def event(text: str, token_ids: list[int], tops: list[dict[str, float]], finish: str | None = None) -> object:
+    choice = {"text": text, "token_ids": token_ids, "logprobs": {"top_logprobs": tops}, "finish_reason": finish}
+    return {"id": "cmpl-cell-1", "choices": [choice]}
+
+
+PARIS_EVENT = event(" Paris", [7042], [PARIS_TOP])
+DOT_EVENT = event(".", [30], [DOT_TOP], "length")
+
+
+@pytest.fixture
+def engine() -> Iterator[FakeServer]:
+    with fake_server.running() as fake:
+        yield fake
+
+
+def complete(engine: FakeServer, *, streamed: bool = False, deadline_s: float = 10) -> Completion:
+    client = EngineClient(engine.url)
+    return client.complete((504, 3575), CONTROL, max_tokens=2, stream=streamed, deadline_s=deadline_s)
+
+
+def test_a_plain_completion_is_parsed(engine: FakeServer) -> None:
+    engine.behaviours[COMPLETIONS] = reply(PLAIN)
+    got = complete(engine)
+    assert (got.status_code, got.error, got.timed_out) == (200, "", False)
+    assert (got.text, got.token_ids, got.finish_reason, got.prompt_token_count) == (" Paris.", (7042, 30), "length", 5)
+    assert got.top[1] == (TokenChoice(30, -0.5), TokenChoice(28, -1.5))
+    assert got.ttft_s == 0
+    assert got.duration_s > 0
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        (PARIS_EVENT, DOT_EVENT, USAGE_EVENT),
+        (event(" Paris.", [7042, 30], [PARIS_TOP, DOT_TOP], "length"), USAGE_EVENT),
+        (PARIS_EVENT, event(".", [30], [DOT_TOP]), event("", [], [], "length"), USAGE_EVENT),
+    ],
+    ids=["one token a chunk", "two tokens in a chunk", "finish in a chunk of its own"],
+)
+def test_a_stream_gives_the_same_completion(engine: FakeServer, events: tuple[object, ...]) -> None:
+    engine.behaviours[COMPLETIONS] = reply(PLAIN)
+    plain = complete(engine)
+    engine.behaviours[COMPLETIONS] = stream(*events)
+    streamed = complete(engine, streamed=True)
+    for name in ("status_code", "error", "text", "token_ids", "finish_reason", "top", "prompt_token_count"):
+        assert getattr(streamed, name) == getattr(plain, name), name
+    assert 0 < streamed.ttft_s <= streamed.duration_s
+
+
+def test_what_is_sent(engine: FakeServer) -> None:
+    engine.behaviours[COMPLETIONS] = stream(PARIS_EVENT)
+    complete(engine, streamed=True)
+    _, headers, body = engine.requests[-1]
+    assert headers["X-Request-Id"] == "cell-1"
+    assert isinstance(body, dict)
+    assert parse_control(body["kv_transfer_params"]) == CONTROL
+    assert body["model"] == "kvproof-model"
+    assert (body["prompt"], body["max_tokens"], body["temperature"], body["seed"]) == ([504, 3575], 2, 0, 0)
+    assert (body["logprobs"], body["return_token_ids"], body["return_tokens_as_token_ids"]) == (5, True, True)
+    assert body["stream_options"] == {"include_usage": True}
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_an_error_body_is_an_observation(engine: FakeServer, streamed: bool) -> None:
+    engine.behaviours[COMPLETIONS] = refuse(500, json.dumps(ERROR).encode())
+    got = complete(engine, streamed=streamed)
+    assert (got.status_code, got.error) == (500, "InternalServerError: Internal server error")
+    assert got.token_ids == ()
+
+
+def test_an_error_body_that_is_not_vllms(engine: FakeServer) -> None:
+    engine.behaviours[COMPLETIONS] = refuse(502, b"<h1>Bad Gateway</h1>")
+    assert complete(engine).error == "<h1>Bad Gateway</h1>"
+
+
+def test_an_error_event_keeps_the_tokens_before_it(engine: FakeServer) -> None:
+    engine.behaviours[COMPLETIONS] = stream(PARIS_EVENT, ERROR)
+    got = complete(engine, streamed=True)
+    assert (got.status_code, got.error) == (200, "InternalServerError: Internal server error")
+    assert got.token_ids == (7042,)
+
+
+def test_half_a_stream_is_an_error(engine: FakeServer) -> None:
+    engine.behaviours[COMPLETIONS] = stream(PARIS_EVENT, end=False)
+    got = complete(engine, streamed=True)
+    assert got.status_code == 200
+    assert got.token_ids == (7042,)
+    assert got.error
+    assert not got.timed_out
+
+
+def test_a_stream_that_ends_properly_without_done_is_an_error(engine: FakeServer) -> None:
+    def behave(handler: fake_server.Handler) -> None:
+        stream(PARIS_EVENT, end=False)(handler)
+        handler.send_chunk(b"")
+
+    engine.behaviours[COMPLETIONS] = behave
+    assert complete(engine, streamed=True).error == "the stream ended without [DONE]"
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_reset_is_sent_once(engine: FakeServer, streamed: bool) -> None:
+    engine.behaviours[COMPLETIONS] = reset
+    got = complete(engine, streamed=streamed)
+    assert (got.status_code, got.timed_out) == (0, False)
+    assert "closed connection" in got.error
+    assert [path for path, _, _ in engine.requests].count(COMPLETIONS) == 1
+
+
+def test_nobody_listens() -> None:
+    with fake_server.running() as engine:
+        pass
+    got = complete(engine)
+    assert (got.status_code, got.timed_out) == (0, False)
+    assert "Connection refused" in got.error
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("behaviour", [hang(seconds=2), trickle(seconds=2)], ids=["silence", "trickle"])
+def test_the_deadline_holds(engine: FakeServer, behaviour: fake_server.Behaviour, streamed: bool) -> None:
+    engine.behaviours[COMPLETIONS] = behaviour
+    began_s = time.monotonic()
+    got = complete(engine, streamed=streamed, deadline_s=0.4)
+    assert got.timed_out
+    assert got.error == "no complete answer within 0.4 s"
+    assert 0.4 <= time.monotonic() - began_s < 1
+
+
+def test_the_deadline_holds_inside_a_stream(engine: FakeServer) -> None:
+    def behave(handler: fake_server.Handler) -> None:
+        stream(PARIS_EVENT, end=False)(handler)
+        time.sleep(2)
+
+    engine.behaviours[COMPLETIONS] = behave
+    got = complete(engine, streamed=True, deadline_s=0.4)
+    assert (got.timed_out, got.token_ids, got.duration_s < 1) == (True, (7042,), True)
+
+
+def test_the_deadline_covers_the_model_name(engine: FakeServer) -> None:
+    engine.behaviours["/v1/models"] = hang(seconds=2)
+    got = complete(engine, deadline_s=0.3)
+    assert (got.timed_out, got.duration_s < 1) == (True, True)
+
+
+@pytest.mark.parametrize("answer", [[], {"choices": [{"token_ids": "many"}]}, "Paris"])
+def test_an_answer_that_makes_no_sense(engine: FakeServer, answer: object) -> None:
+    engine.behaviours[COMPLETIONS] = reply(answer)
+    got = complete(engine)
+    assert got.status_code == 200
+    assert got.error.startswith("the answer cannot be read")
+
+
+def test_several_threads_share_a_client(engine: FakeServer) -> None:
+    engine.behaviours[COMPLETIONS] = stream(PARIS_EVENT, DOT_EVENT, USAGE_EVENT)
+    client = EngineClient(engine.url)
+    got: list[Completion] = []
+
+    def send() -> None:
+        got.append(client.complete((1,), CONTROL, max_tokens=2, stream=True, deadline_s=10))
+
+    threads = [threading.Thread(target=send) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [(one.error, one.token_ids) for one in got] == [("", (7042, 30))] * 8
+
+
+def test_facts_about_the_engine(engine: FakeServer) -> None:
+    client = EngineClient(engine.url + "/")
+    assert client.is_healthy()
+    assert client.version() == "0.32.0"
+    assert client.model_name() == "kvproof-model"
+    assert (client.block_size(), client.num_gpu_blocks()) == (32, 728)
+    assert client.queue_state() == QueueState(running_count=3, waiting_count=3, cache_usage=0.5)
+    assert client.tokenize("The capital") == (504, 3575)
+    assert client.detokenize((504, 3575)) == "The capital"
+    client.reset_prefix_cache()
+
+
+def test_proxies_of_the_environment_are_ignored(engine: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    assert EngineClient(engine.url).is_healthy()
+
+
+def test_reset_without_the_dev_mode(engine: FakeServer) -> None:
+    del engine.behaviours["/reset_prefix_cache"]
+    with pytest.raises(HarnessError, match="VLLM_SERVER_DEV_MODE=1"):
+        EngineClient(engine.url).reset_prefix_cache()
+
+
+def test_reset_waits_until_the_blocks_are_free(engine: FakeServer) -> None:
+    answers = iter([{"success": False}, {"success": False}, {"success": True}])
+    engine.behaviours["/reset_prefix_cache"] = lambda handler: reply(next(answers))(handler)
+    EngineClient(engine.url).reset_prefix_cache()
+    assert next(answers, None) is None
+
+
+def test_an_empty_answer_to_reset_is_a_success(engine: FakeServer) -> None:
+    engine.behaviours["/reset_prefix_cache"] = refuse(200, b"")
+    EngineClient(engine.url).reset_prefix_cache()
+
+
+@pytest.mark.parametrize("behaviour", [refuse(503, b""), reset, hang(seconds=2)], ids=["503", "reset", "silence"])
+def test_unhealthy(engine: FakeServer, behaviour: fake_server.Behaviour) -> None:
+    engine.behaviours["/health"] = behaviour
+    assert not EngineClient(engine.url).is_healthy()
+
+
+def test_something_else_than_vllm(engine: FakeServer) -> None:
+    engine.behaviours.update({"/version": reply([]), "/metrics": refuse(200, b""), "/tokenize": refuse(401, b"no")})
+    client = EngineClient(engine.url)
+    with pytest.raises(StackError, match=r"/version: not what vLLM answers"):
+        client.version()
+    with pytest.raises(StackError, match=r"/metrics: no vllm:num_requests_running"):
+        client.queue_state()
+    with pytest.raises(StackError, match=r"/tokenize: HTTP 401: no"):
+        client.tokenize("text")

@@ -1,0 +1,406 @@
+"""The stacks with real processes and a stand-in for the engine; nothing may be left running, whatever happens."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import yaml
+
+from harness.errors import LeverMissing, StackError, UsageError
+from harness.stack import AttachStack, ComposeStack, ProcessStack
+from harness.stack.definition import InterpolationError, interpolate, read_engines
+from harness.stack.life import EngineLife, LifeReader
+from harness.stack.processes import free_ports
+from services.journal import EventName, Journal
+from tests import fake_server
+
+ROOT = Path(__file__).resolve().parent.parent
+ENTRYPOINT = "import sys; from tests import fake_server; sys.exit(fake_server.main())\n"
+SILENT: Callable[[str], None] = lambda _: None  # noqa: E731
+
+
+def process_environ(**more: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), **more}
+
+
+def write_compose(folder: Path, modes: Mapping[str, str], host_port: int = 0) -> Path:
+    """A compose.yaml with these engines, and the stand-in where the engines' entry point lies."""
+    services: dict[str, object] = {
+        service: {
+            "ports": [f"127.0.0.1:{host_port}:8000"] if host_port else [],
+            "environment": {"KVPROOF_SERVICE": service, "KVPROOF_ROLE": "decode", "FAKE_MODE": mode},
+        }
+        for service, mode in modes.items()
+    }
+    path = folder / "compose.yaml"
+    path.write_text(yaml.safe_dump({"services": {**services, "harness": {"image": "x"}}}, sort_keys=False))
+    (folder / "services").mkdir()
+    (folder / "services" / "entrypoint.py").write_text(ENTRYPOINT)
+    return path
+
+
+MakeStack = Callable[..., ProcessStack]
+
+
+@pytest.fixture
+def make_stack(tmp_path: Path) -> Iterator[MakeStack]:
+    """Makes stacks and checks afterwards that none of their processes is left."""
+    marker = f"FAKE_MARKER={tmp_path}"
+
+    def make(kv_dir: Path | None = None, host_port: int = 0, **modes: str) -> ProcessStack:
+        compose_file = write_compose(tmp_path, modes, host_port)
+        return ProcessStack(compose_file, tmp_path / "run", kv_dir, process_environ(FAKE_MARKER=str(tmp_path)))
+
+    yield make
+    # What has just been killed may take a moment to go.
+    eventually(lambda: processes_with(marker) == [], deadline_s=3)
+
+
+def processes_with(variable: str) -> list[str]:
+    """Command lines of the live processes that have this in their environment, other than this one."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if variable.encode() in (folder / "environ").read_bytes().split(b"\0") and folder.name != str(os.getpid()):
+                found.append((folder / "cmdline").read_text())
+        except OSError:
+            continue  # it has just ended, or is not ours
+    return found
+
+
+def eventually(condition: Callable[[], bool], deadline_s: float = 10) -> None:
+    end_s = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end_s, "still not so"
+        time.sleep(0.05)
+
+
+def test_start_ready_kill_stop(make_stack: MakeStack) -> None:
+    said: list[str] = []
+    with make_stack(prefill="fine", decode="fine") as stack:
+        assert stack.services == ("prefill", "decode")
+        stack.wait_ready(stack.services, 20, said.append)
+        assert stack.client("decode").version() == "0.32.0"
+        assert stack.client("decode") is stack.client("decode")
+        assert stack.url("prefill") != stack.url("decode")
+        assert stack.first_exit() is None
+        assert stack.log_tail("decode", 5)[0].startswith("serving on")
+        kv_dir = stack.kv_dir
+        assert kv_dir is not None
+        assert kv_dir.is_dir()
+
+        stack.kill_engine("decode")
+        eventually(lambda: stack.restart_count("decode") == 1)
+        assert stack.restart_count("prefill") == 0
+        stack.wait_ready(["decode"], 20, said.append)
+    assert said[0].startswith("waiting for prefill, decode (")
+    assert not kv_dir.exists()
+    stack.stop()
+
+
+def test_a_supervisor_that_exits_at_once(make_stack: MakeStack) -> None:
+    stack = make_stack(good="fine", bad="exits")
+    stack.start()
+    began_s = time.monotonic()
+    with pytest.raises(StackError) as caught:
+        stack.wait_ready(stack.services, 60, SILENT)
+    text = str(caught.value)
+    assert text.startswith("bad: ended, exit code 7; log: ")
+    assert "supervisor.log" in text
+    assert "  | KVPROOF_ROLE: 'judge' is not a role" in text
+    assert time.monotonic() - began_s < 5
+    assert stack.restart_count("good") <= 1
+
+
+def test_an_engine_whose_first_start_fails(make_stack: MakeStack) -> None:
+    stack = make_stack(bad="engine-exits")
+    stack.start()
+    with pytest.raises(StackError, match=r"(?s)bad: ended, exit code 5; .*engine.log.*ValueError: no such model"):
+        stack.wait_ready(stack.services, 60, SILENT)
+
+
+def test_an_engine_that_never_answers(make_stack: MakeStack) -> None:
+    said: list[str] = []
+    stack = make_stack(slow="never-ready", good="fine")
+    stack.start()
+    with pytest.raises(StackError, match=r"^slow: still not ready after 2 s; no log") as caught:
+        stack.wait_ready(stack.services, 2, said.append)
+    assert "good" not in str(caught.value)
+    assert said[-1].startswith("waiting for slow (")
+    assert len(said) <= 2
+
+
+def test_a_supervisor_that_ignores_the_end(make_stack: MakeStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.stack.processes.STOP_GRACE_S", 0.3)
+    with make_stack(stubborn="stubborn") as stack:
+        stack.wait_ready(stack.services, 20, SILENT)
+
+
+def test_a_supervisor_killed_from_outside_is_named(make_stack: MakeStack) -> None:
+    with make_stack(one="fine") as stack:
+        stack.wait_ready(stack.services, 20, SILENT)
+        stack._processes["one"].kill()
+        eventually(lambda: stack.first_exit() is not None)
+        assert "one: ended, killed by SIGKILL" in str(stack.first_exit())
+
+
+def test_the_published_port_is_used_when_it_is_free(make_stack: MakeStack) -> None:
+    (port,) = free_ports((0,))
+    with make_stack(host_port=port, one="fine") as stack:
+        assert stack.url("one") == f"http://127.0.0.1:{port}"
+
+
+def test_a_taken_port_gives_another_one(make_stack: MakeStack) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with make_stack(host_port=port, one="fine", two="fine") as stack:
+            stack.wait_ready(stack.services, 20, SILENT)
+            assert len({stack.url("one"), stack.url("two"), f"http://127.0.0.1:{port}"}) == 3
+
+
+def test_a_kv_folder_of_the_user_stays(make_stack: MakeStack, tmp_path: Path) -> None:
+    with make_stack(kv_dir=tmp_path / "my kv", one="fine") as stack:
+        assert stack.kv_dir == tmp_path / "my kv"
+    assert (tmp_path / "my kv").is_dir()
+
+
+def test_a_kv_folder_that_cannot_be_written(make_stack: MakeStack, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    stack = make_stack(kv_dir=tmp_path / "file" / "kv", one="fine")
+    with pytest.raises(UsageError, match=r"file/kv: the KV folder cannot be written \(Not a directory\); .*--kv-dir"):
+        stack.start()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives up root in a child")
+def test_a_kv_folder_without_rights(tmp_path: Path) -> None:
+    program = (
+        "import os, sys, pathlib; from harness.errors import UsageError; from harness.stack import processes\n"
+        "os.setuid(65534)\n"
+        "try: processes._require_writable(pathlib.Path(sys.argv[1]), 'KV', 'do this')\n"
+        "except UsageError as error: print(error)\n"
+    )
+    (tmp_path / "kv").mkdir(mode=0o700)
+    command = [sys.executable, "-c", program, str(tmp_path / "kv")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert "kv: the KV folder cannot be written (Permission denied); do this" in done.stdout, done.stderr
+
+
+HARNESS = """
+import sys, pathlib, os
+from harness.stack import ProcessStack
+with ProcessStack(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), None, os.environ) as stack:
+    stack.wait_ready(stack.services, 60, lambda text: print(text, flush=True))
+"""
+
+
+def test_ctrl_c_while_waiting_leaves_nothing(tmp_path: Path) -> None:
+    compose_file = write_compose(tmp_path, {"slow": "never-ready", "good": "fine"})
+    harness = subprocess.Popen(
+        [sys.executable, "-c", HARNESS, str(compose_file), str(tmp_path / "run")],
+        env=process_environ(FAKE_MARKER=str(tmp_path)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert harness.stdout is not None
+    with harness.stdout:
+        assert "waiting for" in harness.stdout.readline()
+        eventually(lambda: len(processes_with(f"FAKE_MARKER={tmp_path}")) >= 5)
+        harness.send_signal(signal.SIGINT)
+        assert harness.wait(10) != 0
+    eventually(lambda: processes_with(f"FAKE_MARKER={tmp_path}") == [], deadline_s=3)
+
+
+def test_unknown_service(tmp_path: Path) -> None:
+    compose_file = write_compose(tmp_path, {"one": "fine"})
+    with pytest.raises(UsageError, match=r"no engine is called two; compose\.yaml has one"):
+        ProcessStack(compose_file, tmp_path, None, {}, services=("two",))
+
+
+def test_attach(tmp_path: Path) -> None:
+    with fake_server.running() as fake, AttachStack({"decode": fake.url}, None, tmp_path) as stack:
+        stack.wait_ready(["decode"], 5, SILENT)
+        assert (stack.services, stack.kv_dir, stack.url("decode")) == (("decode",), None, fake.url)
+        assert stack.restart_count("decode") == 0
+        with pytest.raises(LeverMissing, match="decode: "):
+            stack.kill_engine("decode")
+        stack.stop()
+        assert stack.client("decode").is_healthy()
+
+
+def test_attach_names_every_url_that_nobody_answers(tmp_path: Path) -> None:
+    one, two = free_ports((0, 0))
+    stack = AttachStack({"a": f"http://127.0.0.1:{one}", "b": f"http://127.0.0.1:{two}"}, None, tmp_path)
+    with pytest.raises(StackError) as caught:
+        stack.start()
+    first, second = str(caught.value).splitlines()
+    assert first.startswith(f"a: http://127.0.0.1:{one}/health: Connection refused")
+    assert second.startswith(f"b: http://127.0.0.1:{two}/health: Connection refused")
+
+
+def test_attach_needs_the_evidence(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"the evidence folder is missing; .*KVPROOF_EVIDENCE_DIR"):
+        AttachStack({}, None, tmp_path / "none")
+
+
+def test_inside_compose_everything_follows_from_the_file(tmp_path: Path) -> None:
+    compose_file = write_compose(tmp_path, {"prefill": "fine", "decode-fail": "fine"}, host_port=8100)
+    stack = ComposeStack({"KVPROOF_IN_COMPOSE": "1", "KVPROOF_EVIDENCE_DIR": str(tmp_path)}, compose_file)
+    stack.start()
+    assert stack.url("decode-fail") == "http://decode-fail:8000"
+    assert stack.kv_dir == Path("/kv")
+    assert stack.first_exit() is None
+    journal = Journal(tmp_path, "decode-fail")
+    journal.write(EventName.ENGINE_STARTED, pid=1)
+    journal.write(EventName.ENGINE_EXITED, reason="exit code 1")
+    assert str(stack.first_exit()).startswith("decode-fail: the engine ended before it was ready (exit code 1)")
+    with pytest.raises(StackError, match="decode-fail: the engine ended"):
+        stack.wait_ready(stack.services, 5, SILENT)
+
+
+def test_no_docker_engine(tmp_path: Path) -> None:
+    compose_file = write_compose(tmp_path, {"prefill": "fine"})
+    program = (
+        "import sys, pathlib; from harness.stack import ComposeStack; from harness.errors import StackError\n"
+        "try: ComposeStack({}, pathlib.Path(sys.argv[1])).start()\n"
+        "except StackError as error: print(error)\n"
+    )
+    environ = process_environ(DOCKER_HOST=f"unix://{tmp_path}/no.sock")
+    command = [sys.executable, "-c", program, str(compose_file)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environ, check=False)
+    assert done.stdout.strip() == "the Docker engine cannot be reached: No such file or directory", done.stderr
+
+
+def lived(tmp_path: Path, *names: EventName) -> EngineLife:
+    journal = Journal(tmp_path, "decode")
+    for name in names:
+        journal.write(name, reason="exit code 1" if name is EventName.ENGINE_EXITED else "", pid=7)
+    return LifeReader(journal.path).read()
+
+
+STARTED, READY, EXITED = EventName.ENGINE_STARTED, EventName.ENGINE_READY, EventName.ENGINE_EXITED
+
+
+@pytest.mark.parametrize(
+    ("names", "exit_count", "is_running", "gave_up"),
+    [
+        ((), 0, False, False),
+        ((STARTED,), 0, True, False),
+        ((STARTED, READY, EventName.LOADED), 0, True, False),
+        ((STARTED, EXITED), 1, False, True),
+        ((STARTED, READY, EXITED), 1, False, False),
+        ((STARTED, READY, EXITED, STARTED), 1, True, False),
+        ((STARTED, READY, EXITED, STARTED, EXITED), 2, False, False),
+    ],
+)
+def test_the_life_of_an_engine(
+    tmp_path: Path, names: tuple[EventName, ...], exit_count: int, is_running: bool, gave_up: bool
+) -> None:
+    life = lived(tmp_path, *names)
+    assert (life.exit_count, life.is_running, life.gave_up_since(1)) == (exit_count, is_running, gave_up)
+
+
+def test_an_exit_of_an_earlier_run_is_not_of_this_one(tmp_path: Path) -> None:
+    assert not lived(tmp_path, STARTED, EXITED).gave_up_since(time.time() + 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("plain", "plain"),
+        ("${SET}", "value"),
+        ("$SET/x", "value/x"),
+        ("a${SET}b${UNSET}c", "avaluebc"),
+        ("${UNSET:-default}", "default"),
+        ("${UNSET:-}", ""),
+        ("${EMPTY:-default}", "default"),
+        ("${EMPTY-default}", ""),
+        ("${UNSET-a:b-c}", "a:b-c"),
+        ("${UNSET:-{}}", "{}"),
+        ('${UNSET:-{"a": {"b": 1}}}!', '{"a": {"b": 1}}!'),
+        ("${UNSET:-${SET}-2}", "value-2"),
+        ("$$HOME $${SET}", "$HOME ${SET}"),
+        ("127.0.0.1:${UNSET:-8100}:8000", "127.0.0.1:8100:8000"),
+    ],
+)
+def test_interpolate(text: str, expected: str) -> None:
+    assert interpolate(text, {"SET": "value", "EMPTY": ""}) == expected
+
+
+@pytest.mark.parametrize("text", ["${SET", "${}", "${SET:+x}", "${SET:?needed}", "5 $ each", "$"])
+def test_interpolate_refuses(text: str) -> None:
+    with pytest.raises(InterpolationError):
+        interpolate(text, {})
+
+
+def test_read_engines_with_merges_lists_and_long_ports(tmp_path: Path) -> None:
+    path = tmp_path / "compose.yaml"
+    path.write_text(
+        """
+x-env: &env {KVPROOF_PORT: 8000, DTYPE: "${DTYPE:-float32}", FLAG: true, NOTHING: "${NOTHING:-}"}
+services:
+  a:
+    ports: ["127.0.0.1:${A_PORT:-8100}:8000/tcp"]
+    environment: {<<: *env, KVPROOF_ROLE: prefill, FROM_CALLER: null, NOT_THERE: null}
+  b:
+    ports: [{target: 9000, published: 8101}]
+    environment: ["KVPROOF_ROLE=decode", "A=b=c", "FROM_CALLER"]
+  c: {environment: {KVPROOF_ROLE: decode}}
+  harness: {environment: {X: "${X:?not understood here, and not needed}"}}
+"""
+    )
+    a, b, c = read_engines(path, {"DTYPE": "bfloat16", "FROM_CALLER": "yes"})
+    assert a.environment == {
+        "KVPROOF_PORT": "8000",
+        "DTYPE": "bfloat16",
+        "FLAG": "true",
+        "NOTHING": "",
+        "KVPROOF_ROLE": "prefill",
+        "FROM_CALLER": "yes",
+    }
+    assert (a.host_port, a.container_port) == (8100, 8000)
+    assert (b.environment["A"], b.environment["FROM_CALLER"], b.host_port, b.container_port) == (
+        "b=c",
+        "yes",
+        8101,
+        9000,
+    )
+    assert (c.host_port, c.container_port) == (0, 8000)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("services: {a: {environment: {KVPROOF_ROLE: '${A:?b}'}}}", "is not understood"),
+        ("services: {a: {image: x}}", "no service has KVPROOF_ROLE"),
+        ("services: [", "while parsing"),
+        ("services: {a: {ports: ['x:8000'], environment: {KVPROOF_ROLE: decode}}}", "'x' is not a port number"),
+        ("nothing: 1", "services"),
+    ],
+)
+def test_read_engines_refuses(tmp_path: Path, text: str, problem: str) -> None:
+    path = tmp_path / "compose.yaml"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=problem) as caught:
+        read_engines(path, {})
+    assert str(path) in str(caught.value)
+
+
+def test_read_engines_without_a_file(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read: No such file"):
+        read_engines(tmp_path / "compose.yaml", {})
+
+
+def test_our_own_compose_file() -> None:
+    engines = read_engines(ROOT / "compose.yaml", {})
+    assert [engine.service for engine in engines] == ["prefill", "decode-baseline", "decode-recompute", "decode-fail"]
+    assert len({engine.host_port for engine in engines} - {0}) == 4
+    assert all(engine.environment["KVPROOF_SERVICE"] == engine.service for engine in engines)
