@@ -64,6 +64,8 @@ def _convert(gguf: Path, folder: Path) -> None:
     model.load_state_dict(quantised.state_dict())
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(**source).save_pretrained(folder)
+    for file in folder.iterdir():
+        file.chmod(0o644)  # weights are written for their owner alone, and engines run as another user
 
 
 def _publish(whole: Path, folder: Path) -> None:
