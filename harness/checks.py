@@ -80,10 +80,14 @@ def engine_ready(case: Case) -> Iterator[Finding]:
 
 
 def requests_sent(case: Case) -> Iterator[Finding]:
-    """The cell ran as it was planned."""
-    sent = Counter(record.planned for record in case.observation.requests)
-    ok = sent == Counter(case.cell.requests) and case.records(Role.VICTIM) != ()
-    yield Finding("requests-sent", ok, expected=f"{len(case.cell.requests)} as planned", got=f"{sent.total()}")
+    """The cell ran as planned, with a victim, and a canary followed a failure; plans leave the canary to the runner."""
+    sent = Counter(r.planned for r in case.observation.requests if r.planned.role is not Role.CANARY)
+    planned = Counter(request for request in case.cell.requests if request.role is not Role.CANARY)
+    victim_count, canary_count = len(case.records(Role.VICTIM)), len(case.records(Role.CANARY))
+    canary_missing = canary_count == 0 and case.cell.fault.kind in REPORTED_KINDS
+    ok = sent == planned and victim_count > 0 and not canary_missing
+    got = f"{sent.total()} ({(sent & planned).total()} as planned, {victim_count} victims), {canary_count} canaries"
+    yield Finding("requests-sent", ok, expected=f"{planned.total()} as planned", got=got)
 
 
 def load_mode(case: Case) -> Iterator[Finding]:

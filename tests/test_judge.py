@@ -1,0 +1,1450 @@
+"""Each check of the judge has tests that break only it, from an observation of an honest engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+
+from harness.comparison import NO_TOKEN, NOISE_CEILING, NOISE_FLOOR, noise_band
+from harness.judge import exit_code, judge
+from harness.records import (
+    Cell,
+    Completion,
+    Difference,
+    Evidence,
+    Observation,
+    OracleKey,
+    OracleKind,
+    OracleRun,
+    Outcome,
+    Role,
+    Status,
+    TokenChoice,
+    Verdict,
+)
+from services.faults import ALWAYS, FaultKind, LoadMode
+from services.journal import Event, EventName
+from tests.builders import (
+    BLOCK_COUNT,
+    BLOCK_SIZE,
+    BYSTANDER,
+    PROMPTS,
+    SHARER,
+    TOKEN_COUNT,
+    VICTIM,
+    answer_with,
+    cell,
+    change_answer,
+    change_events,
+    completion,
+    event,
+    observation,
+    oracle_answer,
+    oracle_runs,
+    refused,
+    request,
+    without,
+    wrong_answer,
+)
+
+ASYNC, SYNC = LoadMode.ASYNC, LoadMode.SYNC
+DELAY, DROP, NONE, REPORT, SILENT = (
+    FaultKind.DELAY,
+    FaultKind.DROP,
+    FaultKind.NONE,
+    FaultKind.REPORT,
+    FaultKind.SILENT,
+)
+VICTIM_TAG, BYSTANDER_TAG, CANARY_TAG = "tag-victim", "tag-bystander", "tag-canary"
+
+Change = Callable[[Observation], Observation]
+
+
+def controls_of(of: Cell) -> tuple[Cell, ...]:
+    """The two control cells of a cell's engine and load mode."""
+    names = {kind: f"control-{kind}" for kind in (NONE, SILENT)}
+    return tuple(cell(kind, load=of.load, policy=of.policy, name=name) for kind, name in names.items())
+
+
+def judged(of: Cell, seen: Observation | None = None, runs: tuple[OracleRun, ...] | None = None) -> tuple[Verdict, int]:
+    """The verdict of a cell whose controls are as they should be, and the exit code of all three."""
+    cells = (*controls_of(of), of)
+    observations = [observation(each) for each in cells[:-1]] + [seen or observation(of)]
+    measured = oracle_runs(cells) if runs is None else runs
+    verdicts = judge(cells, PROMPTS, measured, observations, BLOCK_SIZE)
+    return verdicts[-1], exit_code(verdicts)
+
+
+def broken_checks(verdict: Verdict) -> set[str]:
+    return {finding.check for finding in verdict.findings if not finding.ok}
+
+
+GREEN = [
+    pytest.param(cell(kind, blocks, load=load, policy=policy, mix=mix), id=f"{policy}-{kind}-{load}-{blocks}-{mix}")
+    for policy in ("recompute", "fail")
+    for load in (SYNC, ASYNC)
+    for kind, blocks in (
+        (NONE, "all"),
+        (DELAY, "all"),
+        (SILENT, "first"),
+        (REPORT, "first"),
+        (REPORT, "middle"),
+        (REPORT, "last"),
+        (REPORT, "all"),
+        (REPORT, (1, 5)),
+        (DROP, "first"),
+        (DROP, "last"),
+    )
+    for mix in (False, True)
+]
+
+
+class TestGreen:
+    @pytest.mark.parametrize("of", GREEN)
+    def test_an_honest_engine_passes(self, of: Cell) -> None:
+        verdict, code = judged(of)
+        assert broken_checks(verdict) == set()
+        assert (verdict.cell_id, verdict.outcome, verdict.status, code) == (of.id, of.expected, Status.PASS, 0)
+
+    @pytest.mark.parametrize("kind", [NONE, REPORT, DROP])
+    @pytest.mark.parametrize("policy", ["recompute", "fail"])
+    def test_streams_pass(self, policy: str, kind: FaultKind) -> None:
+        of = cell(kind, policy=policy, mix=True, stream=True)
+        verdict, code = judged(of)
+        assert (verdict.outcome, verdict.status, code) == (of.expected, Status.PASS, 0)
+
+    def test_every_check_leaves_its_findings(self) -> None:
+        verdict, _ = judged(cell(REPORT, "middle", mix=True))
+        assert {finding.check for finding in verdict.findings} == {
+            "engine-ready",
+            "engine-alive",
+            "in-time",
+            "load-mode",
+            "requests-sent",
+            "control-accepted",
+            "kv-loaded",
+            "fault-fired",
+            "nothing-else-failed",
+            "oracle-stable",
+            "oracle-loaded",
+            "victim-equals-oracle",
+            "canary-equals-oracle",
+            "sharer-equals-oracle",
+            "bystander-equals-oracle",
+            "nothing-leaked",
+            "failure-reported",
+            "expected-outcome",
+            "controls",
+        }
+
+    def test_evidence_counts_the_victims_events(self) -> None:
+        verdict, _ = judged(cell(REPORT, (1, 5), mix=True))
+        assert verdict.evidence == Evidence(loaded_blocks=BLOCK_COUNT, reported_blocks=2, fault_fired=1)
+
+    def test_silent_control_shows_where_the_answer_left_the_oracle(self) -> None:
+        verdict, _ = judged(cell(SILENT))
+        (difference,) = verdict.differences
+        assert (difference.oracle, difference.index, difference.near_tie) == ("reuse", 0, False)
+
+    def test_cells_without_the_victims_load_need_none(self) -> None:
+        verdict, _ = judged(replace(cell(load=LoadMode.OFF), control=False))
+        assert (verdict.outcome, verdict.status) == (Outcome.LOADED, Status.PASS)
+        assert "kv-loaded" not in {finding.check for finding in verdict.findings}
+
+
+class TestSecondLoad:
+    """An async load whose first block was bad may be tried again, and the second load may be whole."""
+
+    @staticmethod
+    def loaded_again(answer: Completion, *, break_again: bool = False, times: int = 1) -> tuple[Verdict, int]:
+        of = cell(REPORT, "first", load=ASYNC, times=times)
+        first = observation(of)
+        again = {EventName.PLANNED, EventName.LOADED}
+        if break_again:
+            again |= {EventName.FAULT_FIRED, EventName.REPORTED}
+        second = tuple(e for e in first.events if e.name in again)
+        return judged(of, answer_with(replace(first, events=first.events + second), Role.VICTIM, answer))
+
+    def test_equals_reuse(self) -> None:
+        verdict, code = self.loaded_again(oracle_answer(OracleKey("victim", OracleKind.REUSE)))
+        assert (verdict.outcome, broken_checks(verdict), code) == (Outcome.RECOVERED, set(), 0)
+        assert verdict.evidence == Evidence(loaded_blocks=2 * BLOCK_COUNT, reported_blocks=1, fault_fired=1)
+
+    def test_does_not_equal_recompute(self) -> None:
+        verdict, code = self.loaded_again(oracle_answer(OracleKey("victim", OracleKind.RECOMPUTE)))
+        assert (verdict.outcome, broken_checks(verdict), code) == (Outcome.WRONG_OUTPUT, {"victim-equals-oracle"}, 1)
+
+    @pytest.mark.parametrize("times", [2, 3, ALWAYS])
+    def test_broken_too_equals_recompute(self, times: int) -> None:
+        answer = oracle_answer(OracleKey("victim", OracleKind.RECOMPUTE))
+        verdict, code = self.loaded_again(answer, break_again=True, times=times)
+        assert (verdict.outcome, broken_checks(verdict), code) == (Outcome.RECOVERED, set(), 0)
+
+    def test_broken_more_often_than_planned_is_unproven(self) -> None:
+        answer = oracle_answer(OracleKey("victim", OracleKind.RECOMPUTE))
+        verdict, code = self.loaded_again(answer, break_again=True, times=1)
+        assert (verdict.outcome, broken_checks(verdict), code) == (Outcome.UNPROVEN, {"fault-fired"}, 2)
+
+    def test_broken_less_often_than_planned_is_unproven(self) -> None:
+        verdict, code = self.loaded_again(oracle_answer(OracleKey("victim", OracleKind.REUSE)), times=2)
+        assert (verdict.outcome, broken_checks(verdict), code) == (Outcome.UNPROVEN, {"fault-fired"}, 2)
+
+    def test_reported_only_once_of_twice_is_unreported(self) -> None:
+        of = cell(REPORT, "first", load=ASYNC, times=2)
+        first = observation(of)
+        again = (EventName.PLANNED, EventName.LOADED, EventName.FAULT_FIRED)
+        second = tuple(e for e in first.events if e.name in again)
+        verdict, code = judged(of, replace(first, events=first.events + second))
+        assert (verdict.outcome, broken_checks(verdict), code) == (Outcome.UNREPORTED, {"failure-reported"}, 1)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A cell, what is wrong with its observation, and what the judge must say."""
+
+    id: str
+    cell: Cell
+    change: Change
+    outcome: Outcome
+    checks: set[str]
+    status: Status = Status.FAIL
+
+    @property
+    def exit_code(self) -> int:
+        return {Status.FAIL: 1, Status.ERROR: 3, Status.INCONCLUSIVE: 2, Status.SKIPPED: 0}[self.status]
+
+
+def state(name: str, **changes: object) -> Change:
+    return lambda seen: replace(seen, **{name: replace(getattr(seen, name), **changes)})
+
+
+def both(*changes: Change) -> Change:
+    def change(seen: Observation) -> Observation:
+        for each in changes:
+            seen = each(seen)
+        return seen
+
+    return change
+
+
+def answer(role: Role, completion: Completion) -> Change:
+    return lambda seen: answer_with(seen, role, completion)
+
+
+def fields(role: Role, **changes: object) -> Change:
+    return lambda seen: change_answer(seen, role, **changes)
+
+
+def drop_events(*names: EventName) -> Change:
+    return lambda seen: without(seen, *names)
+
+
+def add_event(name: EventName, tag: str, blocks: tuple[int, ...] = (), **fields: str) -> Change:
+    return lambda seen: replace(seen, events=(*seen.events, event(name, tag, blocks, **fields)))  # type: ignore[arg-type]
+
+
+def alter_events(name: EventName, **changes: object) -> Change:
+    def alter(e: Event) -> Event:
+        return replace(e, **changes) if e.name is name and e.request == VICTIM_TAG else e  # type: ignore[arg-type]
+
+    return lambda seen: change_events(seen, alter)
+
+
+def partial(blocks: int, prompt_id: str = "victim") -> Completion:
+    return oracle_answer(OracleKey(prompt_id, OracleKind.PARTIAL, blocks))
+
+
+def whole(kind: OracleKind, prompt_id: str = "victim") -> Completion:
+    return oracle_answer(OracleKey(prompt_id, kind))
+
+
+REUSE, RECOMPUTE = OracleKind.REUSE, OracleKind.RECOMPUTE
+MIX = cell(REPORT, "middle", mix=True)
+ASYNC_MIX = cell(REPORT, "middle", mix=True, load=ASYNC)
+FIRST = cell(REPORT, "first")
+FAIL = cell(REPORT, "middle", policy="fail", mix=True)
+FAIL_STREAM = cell(REPORT, "middle", policy="fail", mix=True, stream=True)
+LATE_FAIL = cell(REPORT, "last", policy="fail", mix=True)
+SILENT_MIX = replace(cell(SILENT, "last", mix=True), control=False)
+NO_FAULT_MIX = cell(NONE, mix=True)
+LATE = cell(DELAY, mix=True)
+
+WRONG = {"victim-equals-oracle"}
+TIMED_OUT = {"in-time"}
+
+FACTS = [
+    Case("restarted", MIX, state("after", restart_count=1), Outcome.CRASHED, {"engine-alive"}),
+    Case("dead", MIX, state("after", healthy=False), Outcome.CRASHED, {"engine-alive"}),
+    Case("restarted-silent", SILENT_MIX, state("after", restart_count=1), Outcome.CRASHED, {"engine-alive"}),
+    Case("restarted-no-fault", NO_FAULT_MIX, state("after", restart_count=1), Outcome.CRASHED, {"engine-alive"}),
+    Case(
+        "crash-outranks-the-rest",
+        MIX,
+        both(state("after", restart_count=1), answer(Role.VICTIM, Completion(0, "connection reset"))),
+        Outcome.CRASHED,
+        {"engine-alive"} | WRONG,
+    ),
+    Case(
+        "crash-stands-without-a-fired-fault",
+        MIX,
+        both(state("after", restart_count=1), drop_events(EventName.FAULT_FIRED, EventName.REPORTED)),
+        Outcome.CRASHED,
+        {"engine-alive", "fault-fired"},
+    ),
+    Case(
+        "crash-outranks-hung",
+        MIX,
+        both(state("after", restart_count=1), fields(Role.VICTIM, timed_out=True)),
+        Outcome.CRASHED,
+        {"engine-alive"} | TIMED_OUT | WRONG,
+    ),
+    Case("hung-victim", MIX, fields(Role.VICTIM, timed_out=True), Outcome.HUNG, TIMED_OUT | WRONG),
+    Case(
+        "hung-bystander",
+        MIX,
+        fields(Role.BYSTANDER, timed_out=True),
+        Outcome.HUNG,
+        TIMED_OUT | {"bystander-equals-oracle"},
+    ),
+    Case("hung-canary", MIX, fields(Role.CANARY, timed_out=True), Outcome.HUNG, TIMED_OUT | {"canary-equals-oracle"}),
+    Case("hung-under-fail", FAIL, fields(Role.VICTIM, timed_out=True), Outcome.HUNG, TIMED_OUT | WRONG),
+    Case("hung-silent", SILENT_MIX, fields(Role.VICTIM, timed_out=True), Outcome.HUNG, TIMED_OUT | {"control-caught"}),
+    Case(
+        "hang-stands-without-a-fired-fault",
+        MIX,
+        both(fields(Role.VICTIM, timed_out=True), drop_events(EventName.FAULT_FIRED, EventName.REPORTED)),
+        Outcome.HUNG,
+        TIMED_OUT | WRONG | {"fault-fired"},
+    ),
+]
+
+INCONCLUSIVE = Status.INCONCLUSIVE
+UNPROVEN = Outcome.UNPROVEN
+
+PRECONDITIONS = [
+    Case("dead-before", MIX, state("before", healthy=False), UNPROVEN, {"engine-ready"}, INCONCLUSIVE),
+    Case(
+        "dead-before-and-after",
+        MIX,
+        both(state("before", healthy=False), state("after", healthy=False)),
+        UNPROVEN,
+        {"engine-ready", "engine-alive"},
+        INCONCLUSIVE,
+    ),
+    Case("busy-before", MIX, state("before", running_count=1), UNPROVEN, {"engine-ready"}, INCONCLUSIVE),
+    Case("queue-before", MIX, state("before", waiting_count=1), UNPROVEN, {"engine-ready"}, INCONCLUSIVE),
+    Case(
+        "both-busy-before",
+        MIX,
+        state("before", running_count=1, waiting_count=1),
+        UNPROVEN,
+        {"engine-ready"},
+        INCONCLUSIVE,
+    ),
+    Case(
+        "bystander-not-sent",
+        MIX,
+        lambda seen: replace(seen, requests=tuple(r for r in seen.requests if r.planned.role is not Role.BYSTANDER)),
+        UNPROVEN,
+        {"requests-sent"},
+        INCONCLUSIVE,
+    ),
+    Case(
+        "request-sent-twice",
+        NO_FAULT_MIX,
+        lambda seen: replace(seen, requests=(*seen.requests, seen.requests[2])),
+        UNPROVEN,
+        {"requests-sent"},
+        INCONCLUSIVE,
+    ),
+    Case(
+        "no-canary",
+        MIX,
+        lambda seen: replace(seen, requests=seen.requests[:-1]),
+        UNPROVEN,
+        {"requests-sent"},
+        INCONCLUSIVE,
+    ),
+    Case(
+        "rejected",
+        NO_FAULT_MIX,
+        add_event(EventName.REJECTED, "cmpl-1", reason="faults are off"),
+        UNPROVEN,
+        {"control-accepted"},
+        INCONCLUSIVE,
+    ),
+    Case(
+        "nothing-loaded",
+        NO_FAULT_MIX,
+        drop_events(EventName.OFFERED, EventName.PLANNED, EventName.LOADED),
+        UNPROVEN,
+        {"kv-loaded"},
+        INCONCLUSIVE,
+    ),
+    Case("planned-but-not-loaded", NO_FAULT_MIX, drop_events(EventName.LOADED), UNPROVEN, {"kv-loaded"}, INCONCLUSIVE),
+    Case(
+        "last-block-not-planned",
+        NO_FAULT_MIX,
+        alter_events(EventName.PLANNED, blocks=tuple(range(BLOCK_COUNT - 1))),
+        UNPROVEN,
+        {"kv-loaded"},
+        INCONCLUSIVE,
+    ),
+    Case(
+        "first-block-was-in-the-prefix-cache",
+        NO_FAULT_MIX,
+        alter_events(EventName.PLANNED, blocks=tuple(range(1, BLOCK_COUNT))),
+        UNPROVEN,
+        {"kv-loaded"},
+        INCONCLUSIVE,
+    ),
+    Case(
+        "last-block-not-loaded",
+        NO_FAULT_MIX,
+        alter_events(EventName.LOADED, blocks=tuple(range(BLOCK_COUNT - 1))),
+        UNPROVEN,
+        {"kv-loaded"},
+        INCONCLUSIVE,
+    ),
+    Case(
+        "nothing-loaded-under-delay",
+        LATE,
+        drop_events(EventName.LOADED),
+        UNPROVEN,
+        {"kv-loaded"},
+        INCONCLUSIVE,
+    ),
+    Case(
+        "not-fired",
+        MIX,
+        drop_events(EventName.FAULT_FIRED, EventName.REPORTED),
+        UNPROVEN,
+        {"fault-fired"},
+        INCONCLUSIVE,
+    ),
+    Case("not-fired-silent", SILENT_MIX, drop_events(EventName.FAULT_FIRED), UNPROVEN, {"fault-fired"}, INCONCLUSIVE),
+    Case("not-fired-delay", LATE, drop_events(EventName.FAULT_FIRED), UNPROVEN, {"fault-fired"}, INCONCLUSIVE),
+    Case(
+        "fired-on-the-wrong-block",
+        MIX,
+        both(alter_events(EventName.FAULT_FIRED, blocks=(4,)), alter_events(EventName.REPORTED, blocks=(4,))),
+        UNPROVEN,
+        {"fault-fired"},
+        INCONCLUSIVE,
+    ),
+    Case(
+        "fired-on-a-block-too-many",
+        MIX,
+        both(alter_events(EventName.FAULT_FIRED, blocks=(3, 4)), alter_events(EventName.REPORTED, blocks=(3, 4))),
+        UNPROVEN,
+        {"fault-fired"},
+        INCONCLUSIVE,
+    ),
+    Case(
+        "changed-no-bytes",
+        SILENT_MIX,
+        alter_events(EventName.FAULT_FIRED, blocks=()),
+        UNPROVEN,
+        {"fault-fired"},
+        INCONCLUSIVE,
+    ),
+    Case(
+        "another-kind-fired",
+        MIX,
+        alter_events(EventName.FAULT_FIRED, reason="drop"),
+        UNPROVEN,
+        {"fault-fired"},
+        INCONCLUSIVE,
+    ),
+    Case(
+        "fired-twice",
+        SILENT_MIX,
+        add_event(EventName.FAULT_FIRED, VICTIM_TAG, (6,), reason="silent"),
+        UNPROVEN,
+        {"fault-fired"},
+        INCONCLUSIVE,
+    ),
+    Case(
+        "fired-for-a-bystander",
+        MIX,
+        add_event(EventName.FAULT_FIRED, BYSTANDER_TAG, (3,), reason="report"),
+        UNPROVEN,
+        {"fault-fired"},
+        INCONCLUSIVE,
+    ),
+    Case(
+        "fired-without-a-fault",
+        NO_FAULT_MIX,
+        add_event(EventName.FAULT_FIRED, VICTIM_TAG, (3,), reason="report"),
+        UNPROVEN,
+        {"fault-fired"},
+        INCONCLUSIVE,
+    ),
+    Case(
+        "fired-for-a-stranger",
+        NO_FAULT_MIX,
+        add_event(EventName.FAULT_FIRED, "cmpl-1", (3,), reason="report"),
+        UNPROVEN,
+        {"fault-fired"},
+        INCONCLUSIVE,
+    ),
+    Case(
+        "selector-beyond-the-prompt",
+        cell(REPORT, (99,)),
+        drop_events(EventName.FAULT_FIRED, EventName.REPORTED),
+        UNPROVEN,
+        {"fault-fired"},
+        INCONCLUSIVE,
+    ),
+    Case(
+        "store-failed-a-block",
+        MIX,
+        add_event(EventName.FAILED, BYSTANDER_TAG, (2,)),
+        UNPROVEN,
+        {"nothing-else-failed"},
+        INCONCLUSIVE,
+    ),
+    Case(
+        "store-failed-a-broken-block",
+        MIX,
+        add_event(EventName.FAILED, VICTIM_TAG, (3,)),
+        UNPROVEN,
+        {"nothing-else-failed"},
+        INCONCLUSIVE,
+    ),
+    Case(
+        "reported-without-a-fault",
+        NO_FAULT_MIX,
+        add_event(EventName.REPORTED, VICTIM_TAG, (3,)),
+        UNPROVEN,
+        {"nothing-else-failed"},
+        INCONCLUSIVE,
+    ),
+    Case(
+        "reported-under-delay",
+        LATE,
+        add_event(EventName.REPORTED, VICTIM_TAG, (3,)),
+        UNPROVEN,
+        {"nothing-else-failed"},
+        INCONCLUSIVE,
+    ),
+    Case(
+        "silent-but-reported",
+        SILENT_MIX,
+        add_event(EventName.REPORTED, VICTIM_TAG, (6,)),
+        UNPROVEN,
+        {"nothing-else-failed"},
+        INCONCLUSIVE,
+    ),
+    Case(
+        "reported-a-good-block-too",
+        MIX,
+        alter_events(EventName.REPORTED, blocks=(1, 3)),
+        UNPROVEN,
+        {"nothing-else-failed"},
+        INCONCLUSIVE,
+    ),
+    Case(
+        "reported-for-a-bystander",
+        MIX,
+        add_event(EventName.REPORTED, BYSTANDER_TAG, (3,)),
+        UNPROVEN,
+        {"nothing-else-failed"},
+        INCONCLUSIVE,
+    ),
+    Case(
+        "unproven-outranks-wrong-output",
+        MIX,
+        both(drop_events(EventName.FAULT_FIRED, EventName.REPORTED), answer(Role.VICTIM, wrong_answer(VICTIM))),
+        UNPROVEN,
+        {"fault-fired"} | WRONG,
+        INCONCLUSIVE,
+    ),
+]
+
+OTHER_MODE = [
+    Case(
+        "loaded-sync-for-async",
+        ASYNC_MIX,
+        lambda seen: change_events(seen, lambda e: replace(e, mode="sync")),
+        Outcome.NOT_RUN,
+        {"load-mode"},
+        Status.SKIPPED,
+    ),
+    Case(
+        "loaded-async-for-sync",
+        MIX,
+        lambda seen: change_events(seen, lambda e: replace(e, mode="async")),
+        Outcome.NOT_RUN,
+        {"load-mode"},
+        Status.SKIPPED,
+    ),
+    Case(
+        "skip-outranks-unproven",
+        NO_FAULT_MIX,
+        both(alter_events(EventName.PLANNED, mode="async"), drop_events(EventName.LOADED)),
+        Outcome.NOT_RUN,
+        {"load-mode", "kv-loaded"},
+        Status.SKIPPED,
+    ),
+    Case(
+        "crash-outranks-skip",
+        MIX,
+        both(alter_events(EventName.PLANNED, mode="async"), state("after", restart_count=1)),
+        Outcome.CRASHED,
+        {"load-mode", "engine-alive"},
+    ),
+]
+
+WRONG_VICTIM = [
+    Case(f"{name}-{kind}", of, change, Outcome.WRONG_OUTPUT, WRONG)
+    for kind, of in (("none", NO_FAULT_MIX), ("report", MIX), ("async", ASYNC_MIX), ("delay", LATE), ("fail", FAIL))
+    for name, change in (
+        ("garbage", answer(Role.VICTIM, wrong_answer(VICTIM))),
+        ("http-500-with-text", answer(Role.VICTIM, replace(refused(), text="partial"))),
+        ("http-500-with-tokens", answer(Role.VICTIM, replace(refused(), token_ids=(1,)))),
+        ("http-500-that-finished", answer(Role.VICTIM, replace(refused(), finish_reason="stop"))),
+        ("http-400", answer(Role.VICTIM, refused(400))),
+        ("http-499", answer(Role.VICTIM, refused(499))),
+        ("http-600", answer(Role.VICTIM, refused(600))),
+        ("no-answer", answer(Role.VICTIM, Completion(0, "connection reset"))),
+        ("error-body-under-200", answer(Role.VICTIM, refused(200))),
+        ("nothing-under-200", answer(Role.VICTIM, Completion(200))),
+        ("right-tokens-and-an-error", answer(Role.VICTIM, replace(whole(RECOMPUTE), error="oops"))),
+    )
+]
+
+CLAIMS = [
+    *WRONG_VICTIM,
+    Case("http-500-under-recompute", MIX, answer(Role.VICTIM, refused()), Outcome.WRONG_OUTPUT, WRONG),
+    Case("http-500-without-a-fault", NO_FAULT_MIX, answer(Role.VICTIM, refused()), Outcome.WRONG_OUTPUT, WRONG),
+    Case(
+        "http-500-under-fail-without-a-fault",
+        cell(NONE, mix=True, policy="fail"),
+        answer(Role.VICTIM, refused()),
+        Outcome.WRONG_OUTPUT,
+        WRONG,
+    ),
+    Case(
+        "http-500-under-fail-and-delay",
+        cell(DELAY, policy="fail"),
+        answer(Role.VICTIM, refused()),
+        Outcome.WRONG_OUTPUT,
+        WRONG,
+    ),
+    Case(
+        "stream-error-under-recompute",
+        cell(REPORT, stream=True),
+        answer(Role.VICTIM, refused(200)),
+        Outcome.WRONG_OUTPUT,
+        WRONG,
+    ),
+    Case(
+        "stream-error-after-text",
+        FAIL_STREAM,
+        answer(Role.VICTIM, replace(refused(200), text="a")),
+        Outcome.WRONG_OUTPUT,
+        WRONG,
+    ),
+    Case(
+        "empty-stream-without-an-error", FAIL_STREAM, answer(Role.VICTIM, Completion(200)), Outcome.WRONG_OUTPUT, WRONG
+    ),
+    Case("reuse-for-partial", MIX, answer(Role.VICTIM, whole(REUSE)), Outcome.WRONG_OUTPUT, WRONG),
+    Case("recompute-for-partial", MIX, answer(Role.VICTIM, whole(RECOMPUTE)), Outcome.WRONG_OUTPUT, WRONG),
+    Case("reuse-for-recompute", FIRST, answer(Role.VICTIM, whole(REUSE)), Outcome.WRONG_OUTPUT, WRONG),
+    Case("recompute-for-reuse", NO_FAULT_MIX, answer(Role.VICTIM, whole(RECOMPUTE)), Outcome.WRONG_OUTPUT, WRONG),
+    Case("half-a-stream", MIX, fields(Role.VICTIM, finish_reason=""), Outcome.WRONG_OUTPUT, WRONG),
+    Case("aborted", MIX, fields(Role.VICTIM, finish_reason="abort"), Outcome.WRONG_OUTPUT, WRONG),
+    Case("other-finish-reason", MIX, fields(Role.VICTIM, finish_reason="stop"), Outcome.WRONG_OUTPUT, WRONG),
+    Case("prompt-cut", MIX, fields(Role.VICTIM, prompt_token_count=28), Outcome.WRONG_OUTPUT, WRONG),
+    Case(
+        "a-token-missing",
+        MIX,
+        fields(Role.VICTIM, token_ids=partial(3).token_ids[:-1]),
+        Outcome.WRONG_OUTPUT,
+        WRONG,
+    ),
+    Case(
+        "a-token-too-many",
+        MIX,
+        fields(Role.VICTIM, token_ids=(*partial(3).token_ids, 7)),
+        Outcome.WRONG_OUTPUT,
+        WRONG,
+    ),
+    Case(
+        "foreign-secret",
+        MIX,
+        fields(Role.VICTIM, text="the word is pelican"),
+        Outcome.WRONG_OUTPUT,
+        {"foreign-secret"},
+    ),
+    Case(
+        "swapped-answers",
+        NO_FAULT_MIX,
+        both(
+            answer(Role.VICTIM, replace(whole(REUSE, "bystander"), text="pelican")),
+            answer(Role.BYSTANDER, replace(whole(REUSE), text="saffron")),
+        ),
+        Outcome.WRONG_OUTPUT,
+        WRONG | {"bystander-equals-oracle", "foreign-secret"},
+    ),
+    Case(
+        "poisoned",
+        MIX,
+        answer(Role.CANARY, wrong_answer(VICTIM)),
+        Outcome.POISONED,
+        {"canary-equals-oracle"},
+    ),
+    Case(
+        "canary-refused-under-fail",
+        FAIL,
+        answer(Role.CANARY, refused()),
+        Outcome.POISONED,
+        {"canary-equals-oracle"},
+    ),
+    Case(
+        "canary-equals-another-partial",
+        MIX,
+        answer(Role.CANARY, partial(2)),
+        Outcome.POISONED,
+        {"canary-equals-oracle"},
+    ),
+    Case("canary-secret", MIX, fields(Role.CANARY, text="velvet"), Outcome.POISONED, {"foreign-secret"}),
+    Case(
+        "bystander-garbage",
+        MIX,
+        answer(Role.BYSTANDER, wrong_answer(BYSTANDER)),
+        Outcome.COLLATERAL,
+        {"bystander-equals-oracle"},
+    ),
+    Case(
+        "bystander-garbage-beside-silent",
+        SILENT_MIX,
+        answer(Role.BYSTANDER, wrong_answer(BYSTANDER)),
+        Outcome.COLLATERAL,
+        {"bystander-equals-oracle"},
+    ),
+    Case(
+        "bystander-recomputed",
+        MIX,
+        answer(Role.BYSTANDER, whole(RECOMPUTE, "bystander")),
+        Outcome.COLLATERAL,
+        {"bystander-equals-oracle"},
+    ),
+    Case(
+        "bystander-failed-under-fail",
+        FAIL,
+        answer(Role.BYSTANDER, refused()),
+        Outcome.COLLATERAL,
+        {"bystander-equals-oracle"},
+    ),
+    Case(
+        "sharer-garbage", MIX, answer(Role.SHARER, wrong_answer(SHARER)), Outcome.COLLATERAL, {"sharer-equals-oracle"}
+    ),
+    Case(
+        "sharer-garbage-under-fail",
+        FAIL,
+        answer(Role.SHARER, wrong_answer(SHARER)),
+        Outcome.COLLATERAL,
+        {"sharer-equals-oracle"},
+    ),
+    Case(
+        "sharer-failed-under-recompute",
+        MIX,
+        answer(Role.SHARER, refused()),
+        Outcome.COLLATERAL,
+        {"sharer-equals-oracle"},
+    ),
+    Case(
+        "sharer-failed-though-async",
+        cell(REPORT, "middle", policy="fail", mix=True, load=ASYNC),
+        answer(Role.SHARER, refused()),
+        Outcome.COLLATERAL,
+        {"sharer-equals-oracle"},
+    ),
+    Case(
+        "sharer-failed-for-a-block-of-the-victim-alone",
+        LATE_FAIL,
+        answer(Role.SHARER, refused()),
+        Outcome.COLLATERAL,
+        {"sharer-equals-oracle"},
+    ),
+    Case(
+        "sharer-recomputed-though-async",
+        ASYNC_MIX,
+        answer(Role.SHARER, partial(3, "sharer")),
+        Outcome.COLLATERAL,
+        {"sharer-equals-oracle"},
+    ),
+    Case("sharer-secret", MIX, fields(Role.SHARER, text="saffron"), Outcome.COLLATERAL, {"foreign-secret"}),
+    Case("unsettled", MIX, lambda seen: replace(seen, settled=False), Outcome.LEAKED, {"nothing-leaked"}),
+    Case("still-running", MIX, state("after", running_count=1), Outcome.LEAKED, {"nothing-leaked"}),
+    Case("still-waiting", MIX, state("after", waiting_count=1), Outcome.LEAKED, {"nothing-leaked"}),
+    Case("both-queues", MIX, state("after", running_count=1, waiting_count=1), Outcome.LEAKED, {"nothing-leaked"}),
+    Case("blocks-held", MIX, state("after", cache_usage=0.01), Outcome.LEAKED, {"nothing-leaked"}),
+    Case("leaked-silent", SILENT_MIX, state("after", cache_usage=0.01), Outcome.LEAKED, {"nothing-leaked"}),
+    Case("not-reported", MIX, drop_events(EventName.REPORTED), Outcome.UNREPORTED, {"failure-reported"}),
+    Case("not-reported-under-fail", FAIL, drop_events(EventName.REPORTED), Outcome.UNREPORTED, {"failure-reported"}),
+    Case(
+        "not-all-reported",
+        cell(DROP, "all"),
+        alter_events(EventName.REPORTED, blocks=tuple(range(BLOCK_COUNT - 1))),
+        Outcome.UNREPORTED,
+        {"failure-reported"},
+    ),
+    Case(
+        "wrong-output-outranks-poisoned",
+        MIX,
+        both(answer(Role.VICTIM, wrong_answer(VICTIM)), answer(Role.CANARY, wrong_answer(VICTIM))),
+        Outcome.WRONG_OUTPUT,
+        WRONG | {"canary-equals-oracle"},
+    ),
+    Case(
+        "poisoned-outranks-collateral",
+        MIX,
+        both(answer(Role.BYSTANDER, wrong_answer(BYSTANDER)), answer(Role.CANARY, wrong_answer(VICTIM))),
+        Outcome.POISONED,
+        {"bystander-equals-oracle", "canary-equals-oracle"},
+    ),
+    Case(
+        "collateral-outranks-leaked",
+        MIX,
+        both(answer(Role.BYSTANDER, wrong_answer(BYSTANDER)), state("after", cache_usage=0.5)),
+        Outcome.COLLATERAL,
+        {"bystander-equals-oracle", "nothing-leaked"},
+    ),
+    Case(
+        "leaked-outranks-unreported",
+        MIX,
+        both(drop_events(EventName.REPORTED), state("after", cache_usage=0.5)),
+        Outcome.LEAKED,
+        {"failure-reported", "nothing-leaked"},
+    ),
+    Case(
+        "recovered-under-fail",
+        FAIL,
+        answer(Role.VICTIM, partial(3)),
+        Outcome.RECOVERED,
+        {"expected-outcome"},
+    ),
+    Case(
+        "expected-another-green",
+        replace(NO_FAULT_MIX, expected=Outcome.RECOVERED),
+        lambda seen: seen,
+        Outcome.LOADED,
+        {"expected-outcome"},
+    ),
+]
+
+MISSED = [
+    Case("silent-equals-reuse", SILENT_MIX, answer(Role.VICTIM, whole(REUSE)), Outcome.MISSED, {"control-caught"}),
+    Case(
+        "silent-equals-recompute", SILENT_MIX, answer(Role.VICTIM, whole(RECOMPUTE)), Outcome.MISSED, {"control-caught"}
+    ),
+    Case("silent-refused", SILENT_MIX, answer(Role.VICTIM, refused()), Outcome.MISSED, {"control-caught"}),
+    Case("silent-half", SILENT_MIX, fields(Role.VICTIM, finish_reason=""), Outcome.MISSED, {"control-caught"}),
+    Case(
+        "silent-other-finish-only",
+        SILENT_MIX,
+        answer(Role.VICTIM, replace(whole(REUSE), finish_reason="stop")),
+        Outcome.MISSED,
+        {"control-caught"},
+    ),
+]
+MISSED = [replace(case, status=INCONCLUSIVE) for case in MISSED]
+
+
+class TestBroken:
+    @pytest.mark.parametrize(
+        "case", [pytest.param(c, id=c.id) for c in (*FACTS, *PRECONDITIONS, *OTHER_MODE, *CLAIMS, *MISSED)]
+    )
+    def test_names_what_is_broken_and_nothing_else(self, case: Case) -> None:
+        verdict, code = judged(case.cell, case.change(observation(case.cell)))
+        assert (broken_checks(verdict), verdict.outcome) == (case.checks, case.outcome)
+        assert (verdict.status, code) == (case.status, case.exit_code)
+
+    def test_ids_are_unique(self) -> None:
+        ids = [case.id for case in (*FACTS, *PRECONDITIONS, *OTHER_MODE, *CLAIMS, *MISSED)]
+        assert len(set(ids)) == len(ids)
+
+
+OK = [
+    ("blocks-held-before-too", MIX, both(state("before", cache_usage=0.25), state("after", cache_usage=0.25))),
+    ("fewer-blocks-held", MIX, both(state("before", cache_usage=0.25), state("after", cache_usage=0.0))),
+    ("metric-rounded", MIX, both(state("before", cache_usage=0.25), state("after", cache_usage=0.2500000001))),
+    ("restarted-before", MIX, both(state("before", restart_count=2), state("after", restart_count=2))),
+    ("sharer-did-not-share", MIX, answer(Role.SHARER, whole(REUSE, "sharer"))),
+    ("canary-reused", MIX, answer(Role.CANARY, whole(REUSE))),
+    ("canary-recomputed", MIX, answer(Role.CANARY, whole(RECOMPUTE))),
+    ("sharer-lived-under-fail", FAIL, answer(Role.SHARER, whole(REUSE, "sharer"))),
+    ("plain-500-for-a-stream", FAIL_STREAM, answer(Role.VICTIM, refused())),
+    ("http-599", FAIL, answer(Role.VICTIM, refused(599))),
+    ("finish-reason-error", FAIL_STREAM, answer(Role.VICTIM, replace(refused(200), finish_reason="error"))),
+    ("own-secret", MIX, fields(Role.VICTIM, text="saffron")),
+    ("silent-with-a-secret", SILENT_MIX, fields(Role.VICTIM, text="pelican")),
+    ("no-canary-without-a-fault", NO_FAULT_MIX, lambda seen: replace(seen, requests=seen.requests[:-1])),
+    ("stopped", NO_FAULT_MIX, lambda seen: seen),
+]
+
+
+@pytest.mark.parametrize(("of", "change"), [pytest.param(of, change, id=name) for name, of, change in OK])
+def test_what_is_not_wrong_stays_green(of: Cell, change: Change) -> None:
+    verdict, code = judged(of, change(observation(of)))
+    assert (broken_checks(verdict), verdict.outcome, code) == (set(), of.expected, 0)
+
+
+def test_a_sharer_of_silently_wrong_kv_is_not_judged() -> None:
+    of = replace(cell(SILENT, "first", mix=True), control=False)
+    verdict, code = judged(of, answer_with(observation(of), Role.SHARER, refused()))
+    assert (verdict.outcome, code) == (Outcome.CAUGHT, 0)
+    assert "sharer-equals-oracle" not in {finding.check for finding in verdict.findings}
+
+
+def test_a_prompt_without_a_secret_is_not_searched_for_others() -> None:
+    prompts = {**PROMPTS, "victim": replace(VICTIM, secret="")}
+    of = NO_FAULT_MIX
+    seen = change_answer(observation(of), Role.VICTIM, text="pelican")
+    cells = (*controls_of(of), of)
+    verdicts = judge(cells, prompts, oracle_runs(cells), [*map(observation, cells[:-1]), seen], BLOCK_SIZE)
+    assert verdicts[-1].outcome is Outcome.LOADED
+
+
+def test_one_victim_of_two_that_recovers_under_fail_is_not_a_clean_failure() -> None:
+    one = cell(REPORT, "middle", policy="fail")
+    seen = observation(one)
+    twin = replace(seen.requests[0], tag="tag-twin", completion=partial(3))
+    both_cell = replace(one, requests=(one.requests[0], one.requests[0]))
+    events = tuple(replace(e, request="tag-twin") for e in seen.events)
+    verdict, code = judged(both_cell, replace(seen, requests=(*seen.requests, twin), events=seen.events + events))
+    assert (verdict.outcome, verdict.status, code) == (Outcome.RECOVERED, Status.FAIL, 1)
+    assert verdict.evidence == Evidence(2 * BLOCK_COUNT, 0, 2, 2)
+
+
+def test_a_cell_without_a_victim_proves_nothing() -> None:
+    of = replace(cell(), requests=(request(Role.BYSTANDER),), control=False)
+    verdict, code = judged(of)
+    assert (verdict.outcome, broken_checks(verdict), code) == (Outcome.UNPROVEN, {"requests-sent"}, 2)
+
+
+def test_a_prompt_below_one_block_proves_nothing() -> None:
+    short = replace(VICTIM, full_block_count=0)
+    prompts = {**PROMPTS, "victim": short}
+    of = cell()
+    runs = [replace(run, events=()) for run in oracle_runs([of])]
+    seen = without(observation(of), EventName.OFFERED, EventName.PLANNED, EventName.LOADED)
+    empty = [event(name, VICTIM_TAG) for name in (EventName.PLANNED, EventName.LOADED)]
+    for events in (seen.events, (*seen.events, *empty)):
+        (verdict,) = judge([of], prompts, runs, [replace(seen, events=events)], BLOCK_SIZE)
+        assert broken_checks(verdict) == {"kv-loaded", "controls"}
+
+
+def test_an_expected_red_outcome_is_what_was_expected() -> None:
+    of = replace(MIX, expected=Outcome.LEAKED)
+    verdict, _ = judged(of, replace(observation(of), settled=False))
+    assert (verdict.outcome, verdict.status) == (Outcome.LEAKED, Status.PASS)
+    assert "expected-outcome" not in {finding.check for finding in verdict.findings}
+
+
+@pytest.mark.parametrize("outcome", [Outcome.UNPROVEN, Outcome.MISSED, Outcome.NOT_RUN])
+def test_no_proof_cannot_be_expected(outcome: Outcome) -> None:
+    of = replace(SILENT_MIX, expected=outcome)
+    changes = {
+        Outcome.UNPROVEN: drop_events(EventName.FAULT_FIRED),
+        Outcome.MISSED: answer(Role.VICTIM, whole(REUSE)),
+        Outcome.NOT_RUN: alter_events(EventName.PLANNED, mode="async"),
+    }
+    verdict, _ = judged(of, changes[outcome](observation(of)))
+    assert verdict.outcome is outcome
+    assert verdict.status is not Status.PASS
+
+
+class TestFindings:
+    def test_say_what_was_expected_and_what_came(self) -> None:
+        verdict, _ = judged(MIX, answer_with(observation(MIX), Role.SHARER, wrong_answer(SHARER)))
+        (finding,) = (f for f in verdict.findings if not f.ok)
+        assert finding.request == "tag-sharer"
+        assert finding.expected == "partial(3) or reuse"
+        assert finding.detail == "leaves partial(3) at token 0"
+
+    def test_name_the_blocks(self) -> None:
+        verdict, _ = judged(MIX, alter_events(EventName.FAULT_FIRED, blocks=(4, 5))(observation(MIX)))
+        found = {f.check: f for f in verdict.findings if not f.ok}
+        assert (found["fault-fired"].expected, found["fault-fired"].got) == ("report 3", "report 4 5")
+        assert found["nothing-else-failed"].detail == "tag-victim block 3"
+        assert (found["failure-reported"].expected, found["failure-reported"].got) == ("4 5", "3")
+
+    def test_of_a_clean_failure(self) -> None:
+        verdict, _ = judged(FAIL)
+        assert {f.request: f.detail for f in verdict.findings if f.detail.startswith("failed cleanly")} == {
+            "tag-victim": "failed cleanly: HTTP 500",
+            "tag-sharer": "failed cleanly: HTTP 500",
+        }
+
+    def test_differences_are_kept_for_judged_requests(self) -> None:
+        verdict, _ = judged(MIX, answer_with(observation(MIX), Role.VICTIM, whole(REUSE)))
+        got, wanted = whole(REUSE), partial(3)
+        assert verdict.differences == (
+            Difference(
+                request=VICTIM_TAG,
+                oracle="partial(3)",
+                index=1,
+                expected_token_id=wanted.token_ids[1],
+                got_token_id=got.token_ids[1],
+                expected_top=wanted.top[1],
+                got_top=got.top[1],
+                expected_text=wanted.text,
+                got_text=got.text,
+                near_tie=False,
+                expected_token_ids=wanted.token_ids,
+                got_token_ids=got.token_ids,
+            ),
+        )
+
+    @pytest.mark.parametrize("longer", [True, False])
+    def test_a_difference_in_length_has_no_token_on_one_side(self, longer: bool) -> None:
+        tokens = partial(3).token_ids
+        ids = (*tokens, 7) if longer else tokens[:-1]
+        verdict, _ = judged(MIX, change_answer(observation(MIX), Role.VICTIM, token_ids=ids))
+        (difference,) = verdict.differences
+        assert difference.index == (TOKEN_COUNT if longer else TOKEN_COUNT - 1)
+        sides = (difference.expected_token_id, difference.got_token_id)
+        assert sides == ((NO_TOKEN, 7) if longer else (tokens[-1], NO_TOKEN))
+
+
+# Oracles.
+
+
+def altered(
+    runs: tuple[OracleRun, ...], kind: OracleKind, change: Callable[[OracleRun], OracleRun], *, only: int | None = None
+) -> tuple[OracleRun, ...]:
+    """The runs with those of the victim's oracle of that kind changed; `only`: just that one of the two."""
+    result, seen = [], 0
+    for run in runs:
+        hit = run.key.prompt_id == "victim" and run.key.kind is kind
+        result.append(change(run) if hit and only in (None, seen) else run)
+        seen += hit
+    return tuple(result)
+
+
+def answered(**changes: object) -> Callable[[OracleRun], OracleRun]:
+    return lambda run: replace(run, completion=replace(run.completion, **changes))  # type: ignore[arg-type]
+
+
+def with_blocks(*blocks: int) -> Callable[[OracleRun], OracleRun]:
+    return lambda run: replace(run, events=(event(EventName.LOADED, "oracle", blocks),))
+
+
+class TestOracles:
+    RUNS = oracle_runs((*controls_of(MIX), MIX))
+
+    def check(self, runs: tuple[OracleRun, ...], *checks: str) -> None:
+        verdict, code = judged(MIX, runs=runs)
+        assert broken_checks(verdict) == {*checks, "controls"}
+        assert (verdict.outcome, verdict.status, code) == (Outcome.UNPROVEN, Status.INCONCLUSIVE, 2)
+
+    @pytest.mark.parametrize("kind", [REUSE, RECOMPUTE])
+    def test_a_second_run_with_other_tokens(self, kind: OracleKind) -> None:
+        self.check(altered(self.RUNS, kind, answered(token_ids=(1, 2, 3)), only=1), "oracle-stable")
+
+    @pytest.mark.parametrize("kind", [REUSE, RECOMPUTE])
+    def test_a_second_run_with_another_finish_reason(self, kind: OracleKind) -> None:
+        self.check(altered(self.RUNS, kind, answered(finish_reason="stop"), only=1), "oracle-stable")
+
+    @pytest.mark.parametrize("only", [0, 1])
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"status_code": 500},
+            {"error": "oops"},
+            {"finish_reason": ""},
+            {"timed_out": True},
+            {"prompt_token_count": 1},
+        ],
+    )
+    def test_a_run_that_is_no_whole_answer(self, changes: dict[str, object], only: int) -> None:
+        self.check(altered(self.RUNS, RECOMPUTE, answered(**changes), only=only), "oracle-stable")
+
+    @pytest.mark.parametrize("kind", [REUSE, RECOMPUTE])
+    def test_measured_once(self, kind: OracleKind) -> None:
+        first = altered(self.RUNS, kind, lambda run: replace(run, key=replace(run.key, max_tokens=1)), only=0)
+        self.check(first, "oracle-stable")
+
+    def test_not_measured(self) -> None:
+        gone = tuple(run for run in self.RUNS if (run.key.prompt_id, run.key.kind) != ("victim", RECOMPUTE))
+        self.check(gone, "oracle-stable", "oracle-loaded")
+
+    @pytest.mark.parametrize("only", [0, 1])
+    def test_reuse_that_loaded_too_little(self, only: int) -> None:
+        self.check(altered(self.RUNS, REUSE, with_blocks(0, 1, 2, 3, 4, 5), only=only), "oracle-loaded")
+
+    def test_reuse_that_loaded_nothing(self) -> None:
+        self.check(altered(self.RUNS, REUSE, lambda run: replace(run, events=())), "oracle-loaded")
+
+    def test_recompute_that_loaded(self) -> None:
+        self.check(altered(self.RUNS, RECOMPUTE, with_blocks(0)), "oracle-loaded")
+
+    def test_only_loaded_events_count(self) -> None:
+        planned = event(EventName.PLANNED, "oracle", (0, 1))
+        runs = altered(self.RUNS, RECOMPUTE, lambda run: replace(run, events=(planned,)))
+        assert judged(MIX, runs=runs)[0].status is Status.PASS
+
+    def test_blocks_loaded_in_any_order_in_several_loads(self) -> None:
+        loads = [event(EventName.LOADED, "oracle", blocks) for blocks in ((4, 5, 6), (0, 1, 2, 3))]
+        runs = altered(self.RUNS, REUSE, lambda run: replace(run, events=tuple(loads)))
+        assert judged(MIX, runs=runs)[0].status is Status.PASS
+
+    def test_a_partial_that_loaded_all(self) -> None:
+        runs = altered(self.RUNS, OracleKind.PARTIAL, with_blocks(*range(BLOCK_COUNT)))
+        verdict, code = judged(MIX, runs=runs)
+        assert (broken_checks(verdict), verdict.outcome, code) == ({"oracle-loaded"}, Outcome.UNPROVEN, 2)
+
+    def test_a_partial_that_was_not_measured(self) -> None:
+        runs = tuple(run for run in self.RUNS if run.key.kind is not OracleKind.PARTIAL)
+        verdict, code = judged(MIX, runs=runs)
+        assert {"oracle-stable", "oracle-loaded"} <= broken_checks(verdict)
+        assert (verdict.outcome, verdict.status, code) == (Outcome.UNPROVEN, Status.INCONCLUSIVE, 2)
+
+    def test_a_partial_may_be_measured_once(self) -> None:
+        once = {run.key: run for run in self.RUNS if run.key.kind is OracleKind.PARTIAL}
+        whole_runs = tuple(run for run in self.RUNS if run.key.kind is not OracleKind.PARTIAL)
+        assert judged(MIX, runs=(*whole_runs, *once.values()))[0].status is Status.PASS
+
+    def test_an_oracle_of_another_cell_does_no_harm(self) -> None:
+        runs = altered(oracle_runs((*controls_of(MIX), MIX)), OracleKind.PARTIAL, with_blocks(0))
+        assert judged(FIRST, runs=runs)[0].status is Status.PASS
+
+
+# Near ties.
+
+
+def swapped(answer: Completion, index: int, gap: float) -> Completion:
+    """The same answer up to `index`, where the second of the two leaders is now ahead by `gap` nats."""
+    lead, second = answer.top[index]
+    choices = (TokenChoice(second.token_id, -0.7), TokenChoice(lead.token_id, -0.7 - gap))
+    ids = (*answer.token_ids[:index], second.token_id, *range(7, 7 + TOKEN_COUNT - index - 1))
+    return replace(answer, token_ids=ids, top=(*answer.top[:index], choices, *answer.top[index + 1 :]))
+
+
+def with_gap(answer: Completion, index: int, gap: float) -> Completion:
+    """The answer with its two leaders `gap` nats apart at `index`."""
+    lead, second = answer.top[index]
+    choices = (lead, TokenChoice(second.token_id, lead.logprob - gap))
+    return replace(answer, top=(*answer.top[:index], choices, *answer.top[index + 1 :]))
+
+
+class TestNearTies:
+    BAND = 0.02
+    INDEX = 3
+
+    def runs(self, *, gap: float, noise: float | None = None) -> tuple[OracleRun, ...]:
+        """Oracles of NO_FAULT_MIX whose first token drifts by `noise` between reuse and recompute."""
+        drift = self.BAND if noise is None else noise
+        runs = oracle_runs((*controls_of(MIX), MIX))
+        runs = altered(runs, RECOMPUTE, lambda r: replace(r, completion=shifted(r.completion, drift)))
+        return altered(runs, REUSE, lambda r: replace(r, completion=with_gap(r.completion, self.INDEX, gap)))
+
+    def verdict(self, answer: Completion, *, gap: float, noise: float | None = None) -> Verdict:
+        seen = answer_with(observation(NO_FAULT_MIX), Role.VICTIM, answer)
+        return judged(NO_FAULT_MIX, seen, self.runs(gap=gap, noise=noise))[0]
+
+    def near(self, *, got: float, expected: float, noise: float | None = None) -> bool:
+        verdict = self.verdict(swapped(whole(REUSE), self.INDEX, got), gap=expected, noise=noise)
+        (difference,) = verdict.differences
+        assert difference.index == self.INDEX
+        assert (verdict.outcome is Outcome.LOADED) == difference.near_tie
+        return difference.near_tie
+
+    def test_a_near_tie_is_reported_and_not_red(self) -> None:
+        verdict = self.verdict(swapped(whole(REUSE), self.INDEX, 0.01), gap=0.01)
+        assert (verdict.outcome, verdict.status, broken_checks(verdict)) == (Outcome.LOADED, Status.PASS, set())
+        (finding,) = (f for f in verdict.findings if "near tie" in f.detail)
+        assert finding.detail == "near tie with reuse at token 3"
+        (difference,) = verdict.differences
+        assert (difference.near_tie, difference.oracle) == (True, "reuse")
+
+    def test_both_gaps_must_be_within_the_band(self) -> None:
+        assert self.near(got=0.0, expected=0.0)
+        assert self.near(got=0.019, expected=0.019)
+        assert not self.near(got=0.021, expected=0.019)
+        assert not self.near(got=0.019, expected=0.021)
+
+    def test_a_quiet_engine_has_a_narrow_band(self) -> None:
+        assert self.near(got=0.0009, expected=0.0009, noise=0.0)
+        assert not self.near(got=0.0011, expected=0.0009, noise=0.0)
+
+    def test_a_gap_of_unsorted_leaders_counts_too(self) -> None:
+        answer = swapped(whole(REUSE), self.INDEX, -1.0)
+        assert self.verdict(answer, gap=0.01).outcome is Outcome.WRONG_OUTPUT
+
+    def test_other_leaders_are_corruption(self) -> None:
+        answer = swapped(whole(REUSE), self.INDEX, 0.01)
+        for choices in (
+            (TokenChoice(answer.token_ids[self.INDEX], -0.7), TokenChoice(9, -0.71)),
+            (TokenChoice(9, -0.7), TokenChoice(8, -0.71)),
+            (TokenChoice(answer.token_ids[self.INDEX], -0.7),),
+            (),
+        ):
+            top = (*answer.top[: self.INDEX], choices, *answer.top[self.INDEX + 1 :])
+            assert self.verdict(replace(answer, top=top), gap=0.01).outcome is Outcome.WRONG_OUTPUT
+
+    def test_a_token_that_is_no_leader_is_corruption(self) -> None:
+        answer = swapped(whole(REUSE), self.INDEX, 0.01)
+        ids = (*answer.token_ids[: self.INDEX], 9, *answer.token_ids[self.INDEX + 1 :])
+        assert self.verdict(replace(answer, token_ids=ids), gap=0.01).outcome is Outcome.WRONG_OUTPUT
+
+    def test_missing_top_lists_are_no_tie(self) -> None:
+        answer = replace(swapped(whole(REUSE), self.INDEX, 0.01), top=())
+        assert self.verdict(answer, gap=0.01).outcome is Outcome.WRONG_OUTPUT
+
+    def test_a_half_answer_is_no_tie(self) -> None:
+        answer = replace(swapped(whole(REUSE), self.INDEX, 0.01), finish_reason="")
+        assert self.verdict(answer, gap=0.01).outcome is Outcome.WRONG_OUTPUT
+
+    def test_the_finish_reason_may_differ_after_a_tie(self) -> None:
+        answer = replace(swapped(whole(REUSE), self.INDEX, 0.01), finish_reason="stop")
+        assert self.verdict(answer, gap=0.01).outcome is Outcome.LOADED
+
+    def test_a_silent_control_that_only_ties_is_missed(self) -> None:
+        seen = answer_with(observation(SILENT_MIX), Role.VICTIM, swapped(whole(REUSE), self.INDEX, 0.01))
+        verdict, _ = judged(SILENT_MIX, seen, self.runs(gap=0.01))
+        assert (verdict.outcome, broken_checks(verdict)) == (Outcome.MISSED, {"control-caught"})
+
+    def test_an_equal_oracle_is_preferred_to_a_tie(self) -> None:
+        tied = swapped(whole(REUSE, "sharer"), self.INDEX, 0.0)
+        runs = tuple(
+            replace(run, completion=with_gap(whole(REUSE, "sharer"), self.INDEX, 0.0))
+            if (run.key.prompt_id, run.key.kind) == ("sharer", OracleKind.PARTIAL)
+            else replace(run, completion=tied)
+            if (run.key.prompt_id, run.key.kind) == ("sharer", REUSE)
+            else run
+            for run in oracle_runs((*controls_of(MIX), MIX))
+        )
+        verdict, _ = judged(MIX, answer_with(observation(MIX), Role.SHARER, tied), runs)
+        (finding,) = (f for f in verdict.findings if f.check == "sharer-equals-oracle")
+        assert (finding.ok, finding.detail, verdict.differences) == (True, "equals reuse", ())
+
+
+def shifted(answer: Completion, drift: float) -> Completion:
+    """The answer with every log-probability `drift` lower."""
+    tops = tuple(tuple(TokenChoice(c.token_id, c.logprob - drift) for c in choices) for choices in answer.top)
+    return replace(answer, top=tops)
+
+
+class TestNoiseBand:
+    @staticmethod
+    def run(kind: OracleKind, answer: Completion, *, prompt_id: str = "victim", max_tokens: int = 16) -> OracleRun:
+        return OracleRun(OracleKey(prompt_id, kind, max_tokens=max_tokens), answer)
+
+    ANSWER = completion((10, 20, 30), VICTIM)
+
+    def test_has_a_floor_and_a_ceiling(self) -> None:
+        same = self.run(REUSE, self.ANSWER)
+        assert noise_band([]) == noise_band([same, same]) == NOISE_FLOOR
+        far = self.run(RECOMPUTE, shifted(self.ANSWER, 5.0))
+        assert noise_band([same, far]) == NOISE_CEILING
+
+    @pytest.mark.parametrize("kinds", [(REUSE, RECOMPUTE), (REUSE, REUSE), (RECOMPUTE, RECOMPUTE)])
+    def test_is_the_largest_drift_between_whole_oracles(self, kinds: tuple[OracleKind, OracleKind]) -> None:
+        runs = [self.run(kinds[0], self.ANSWER), self.run(kinds[1], shifted(self.ANSWER, 0.03))]
+        assert noise_band(runs) == noise_band(runs[::-1]) == pytest.approx(0.03)
+
+    def test_looks_at_both_leaders(self) -> None:
+        runs = [self.run(REUSE, self.ANSWER), self.run(RECOMPUTE, with_gap(self.ANSWER, 2, 3.05))]
+        assert noise_band(runs) == pytest.approx(0.05)
+
+    def test_leaves_out_the_third(self) -> None:
+        tops = tuple((*choices, TokenChoice(5, -9.0)) for choices in self.ANSWER.top)
+        others = tuple((*choices, TokenChoice(5, -9.2)) for choices in self.ANSWER.top)
+        runs = [self.run(REUSE, replace(self.ANSWER, top=top)) for top in (tops, others)]
+        assert noise_band(runs) == NOISE_FLOOR
+
+    def test_leaves_out_what_comes_after_a_difference(self) -> None:
+        other = shifted(completion((10, 20, 31), VICTIM), 0.0)
+        tops = (*other.top[:2], (TokenChoice(31, -0.3), TokenChoice(30, -0.4)))
+        runs = [self.run(REUSE, self.ANSWER), self.run(RECOMPUTE, replace(other, top=tops))]
+        assert noise_band(runs) == NOISE_FLOOR
+
+    def test_leaves_out_partials_other_prompts_and_other_lengths(self) -> None:
+        far = shifted(self.ANSWER, 0.1)
+        for other in (
+            self.run(OracleKind.PARTIAL, far),
+            self.run(RECOMPUTE, far, prompt_id="sharer"),
+            self.run(RECOMPUTE, far, max_tokens=3),
+        ):
+            assert noise_band([self.run(REUSE, self.ANSWER), other]) == NOISE_FLOOR
+
+    @pytest.mark.parametrize("logprob", [float("nan"), float("-inf")])
+    def test_leaves_out_what_is_no_number(self, logprob: float) -> None:
+        odd = replace(self.ANSWER, top=((TokenChoice(10, logprob),), *self.ANSWER.top[1:]))
+        for runs in ([self.ANSWER, odd], [odd, self.ANSWER], [odd, odd]):
+            assert noise_band([self.run(REUSE, answer) for answer in runs]) == NOISE_FLOOR
+
+
+# Controls, and cells that were not run.
+
+
+class TestControls:
+    NO_FAULT, SILENT_CONTROL = controls_of(MIX)
+
+    def verdicts(self, *pairs: tuple[Cell, Change | None]) -> dict[str, Verdict]:
+        cells = [of for of, _ in pairs]
+        observations = [change(observation(of)) for of, change in pairs if change]
+        return {v.cell_id: v for v in judge(cells, PROMPTS, oracle_runs(cells), observations, BLOCK_SIZE)}
+
+    @staticmethod
+    def honest(seen: Observation) -> Observation:
+        return seen
+
+    @staticmethod
+    def leaking(seen: Observation) -> Observation:
+        return replace(seen, settled=False)
+
+    @staticmethod
+    def missed(seen: Observation) -> Observation:
+        return answer_with(seen, Role.VICTIM, whole(REUSE))
+
+    def doubted(self, verdict: Verdict) -> bool:
+        is_doubted = broken_checks(verdict) == {"controls"}
+        assert is_doubted == ((verdict.outcome, verdict.status) == (Outcome.UNPROVEN, Status.INCONCLUSIVE))
+        return is_doubted
+
+    def test_that_pass_leave_no_doubt(self) -> None:
+        found = self.verdicts((MIX, self.honest), (self.NO_FAULT, self.honest), (self.SILENT_CONTROL, self.honest))
+        assert all(v.status is Status.PASS for v in found.values())
+        assert exit_code(found.values()) == 0
+
+    def test_silent_not_caught(self) -> None:
+        found = self.verdicts((self.NO_FAULT, self.honest), (self.SILENT_CONTROL, self.missed), (MIX, self.honest))
+        assert self.doubted(found[MIX.id])
+        assert self.doubted(found[self.NO_FAULT.id])
+        own = found[self.SILENT_CONTROL.id]
+        assert (own.outcome, own.status, broken_checks(own)) == (Outcome.MISSED, INCONCLUSIVE, {"control-caught"})
+        assert exit_code(found.values()) == 2
+
+    def test_no_fault_red(self) -> None:
+        found = self.verdicts((self.NO_FAULT, self.leaking), (self.SILENT_CONTROL, self.honest), (MIX, self.honest))
+        assert self.doubted(found[MIX.id])
+        assert self.doubted(found[self.SILENT_CONTROL.id])
+        own = found[self.NO_FAULT.id]
+        assert (own.outcome, own.status, broken_checks(own)) == (Outcome.LEAKED, Status.FAIL, {"nothing-leaked"})
+        (finding,) = (f for f in found[MIX.id].findings if f.check == "controls")
+        assert finding.detail == "control-none is leaked"
+        assert exit_code(found.values()) == 1
+
+    def test_no_fault_unproven(self) -> None:
+        unproven = drop_events(EventName.LOADED)
+        found = self.verdicts((self.NO_FAULT, unproven), (self.SILENT_CONTROL, self.honest), (MIX, self.honest))
+        assert self.doubted(found[MIX.id])
+        assert found[self.NO_FAULT.id].status is INCONCLUSIVE
+
+    @pytest.mark.parametrize("index", [0, 1])
+    def test_not_run(self, index: int) -> None:
+        controls = [self.NO_FAULT, self.SILENT_CONTROL]
+        pairs = [(of, None if i == index else self.honest) for i, of in enumerate(controls)]
+        found = self.verdicts(*pairs, (MIX, self.honest))
+        assert self.doubted(found[MIX.id])
+        assert found[controls[index].id].status is Status.ERROR
+        assert exit_code(found.values()) == 3
+
+    @pytest.mark.parametrize("index", [0, 1])
+    def test_absent(self, index: int) -> None:
+        present = [self.NO_FAULT, self.SILENT_CONTROL][index]
+        found = self.verdicts((MIX, self.honest), (present, self.honest))
+        assert self.doubted(found[MIX.id])
+        assert self.doubted(found[present.id])
+        (finding,) = (f for f in found[MIX.id].findings if f.check == "controls")
+        missing = ["silent", "no-fault"][index]
+        assert finding.detail == f"no {missing} control for decode-recompute, sync"
+
+    def test_both_absent(self) -> None:
+        found = self.verdicts((MIX, self.honest))
+        assert self.doubted(found[MIX.id])
+
+    def test_a_cell_that_is_no_control_controls_nothing(self) -> None:
+        plain = replace(self.NO_FAULT, control=False)
+        found = self.verdicts((plain, self.honest), (self.SILENT_CONTROL, self.honest), (MIX, self.honest))
+        assert self.doubted(found[MIX.id])
+
+    def test_controls_of_another_load_mode_or_engine_do_not_count(self) -> None:
+        for other in (ASYNC_MIX, FAIL):
+            pairs = [(of, self.honest) for of in controls_of(other)]
+            found = self.verdicts(*pairs, (MIX, self.honest))
+            assert self.doubted(found[MIX.id])
+
+    def test_broken_controls_of_another_pair_do_no_harm(self) -> None:
+        others = [replace(of, id=f"async-{of.id}") for of in controls_of(ASYNC_MIX)]
+        found = self.verdicts(
+            *((of, self.leaking) for of in others),
+            (self.NO_FAULT, self.honest),
+            (self.SILENT_CONTROL, self.honest),
+            (MIX, self.honest),
+        )
+        assert found[MIX.id].status is Status.PASS
+
+    def test_a_second_broken_control_counts(self) -> None:
+        second = replace(self.NO_FAULT, id="second")
+        found = self.verdicts(
+            (self.NO_FAULT, self.honest),
+            (second, self.leaking),
+            (self.SILENT_CONTROL, self.honest),
+            (MIX, self.honest),
+        )
+        assert self.doubted(found[MIX.id])
+
+    def test_red_stays_red(self) -> None:
+        found = self.verdicts((MIX, self.leaking))
+        verdict = found[MIX.id]
+        assert (verdict.outcome, verdict.status) == (Outcome.LEAKED, Status.FAIL)
+        assert broken_checks(verdict) == {"nothing-leaked", "controls"}
+        assert exit_code(found.values()) == 1
+
+    def test_unproven_stays_unproven(self) -> None:
+        found = self.verdicts((MIX, drop_events(EventName.LOADED)))
+        verdict = found[MIX.id]
+        assert (verdict.outcome, verdict.status) == (Outcome.UNPROVEN, INCONCLUSIVE)
+        assert broken_checks(verdict) == {"kv-loaded", "controls"}
+
+    def test_skipped_stays_skipped(self) -> None:
+        found = self.verdicts((MIX, lambda seen: replace(seen, skipped="no Docker socket")))
+        assert (found[MIX.id].outcome, found[MIX.id].status) == (Outcome.NOT_RUN, Status.SKIPPED)
+        assert exit_code(found.values()) == 0
+
+
+class TestNotRun:
+    def test_without_an_observation(self) -> None:
+        (verdict,) = judge([MIX], PROMPTS, (), (), BLOCK_SIZE)
+        assert (verdict.outcome, verdict.status) == (Outcome.NOT_RUN, Status.ERROR)
+        assert (broken_checks(verdict), verdict.evidence, exit_code([verdict])) == ({"observed"}, Evidence(), 3)
+
+    def test_with_a_harness_error(self) -> None:
+        verdict, code = judged(MIX, replace(observation(MIX), error="no such container", skipped="too"))
+        assert (verdict.outcome, verdict.status, code) == (Outcome.NOT_RUN, Status.ERROR, 3)
+        assert [f.detail for f in verdict.findings] == ["no such container"]
+
+    def test_skipped(self) -> None:
+        verdict, code = judged(MIX, replace(observation(MIX), skipped="no Docker socket"))
+        assert (verdict.outcome, verdict.status, code) == (Outcome.NOT_RUN, Status.SKIPPED, 0)
+        assert [(f.check, f.detail) for f in verdict.findings] == [("stack-suffices", "no Docker socket")]
+
+    def test_verdicts_come_in_the_order_of_the_cells(self) -> None:
+        cells = [replace(MIX, id=name) for name in ("b", "a", "c")]
+        observations = [observation(of) for of in reversed(cells)]
+        verdicts = judge(cells, PROMPTS, oracle_runs(cells), observations, BLOCK_SIZE)
+        assert [v.cell_id for v in verdicts] == ["b", "a", "c"]
+
+
+@pytest.mark.parametrize(
+    ("statuses", "code"),
+    [
+        ((), 0),
+        ((Status.PASS, Status.SKIPPED, Status.KNOWN, Status.FIXED), 0),
+        ((Status.PASS, Status.INCONCLUSIVE), 2),
+        ((Status.INCONCLUSIVE, Status.ERROR), 3),
+        ((Status.ERROR, Status.INCONCLUSIVE, Status.FAIL), 1),
+        ((Status.FAIL,), 1),
+    ],
+)
+def test_exit_code_is_the_worst(statuses: tuple[Status, ...], code: int) -> None:
+    assert exit_code(Verdict("cell", Outcome.LOADED, status, (), Evidence()) for status in statuses) == code
