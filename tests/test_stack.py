@@ -18,7 +18,7 @@ from harness.errors import LeverMissing, StackError, UsageError
 from harness.stack import AttachStack, ComposeStack, ProcessStack
 from harness.stack.definition import InterpolationError, interpolate, read_engines
 from harness.stack.life import EngineLife, LifeReader
-from harness.stack.processes import free_ports
+from harness.stack.processes import reserve_port
 from services.journal import EventName, Journal
 from tests import fake_server
 
@@ -153,7 +153,8 @@ def test_a_supervisor_killed_from_outside_is_named(make_stack: MakeStack) -> Non
 
 
 def test_the_published_port_is_used_when_it_is_free(make_stack: MakeStack) -> None:
-    (port,) = free_ports((0,))
+    with reserve_port(0) as held:
+        port = held.getsockname()[1]
     with make_stack(host_port=port, one="fine") as stack:
         assert stack.url("one") == f"http://127.0.0.1:{port}"
 
@@ -164,6 +165,17 @@ def test_a_taken_port_gives_another_one(make_stack: MakeStack) -> None:
         with make_stack(host_port=port, one="fine", two="fine") as stack:
             stack.wait_ready(stack.services, 20, SILENT)
             assert len({stack.url("one"), stack.url("two"), f"http://127.0.0.1:{port}"}) == 3
+
+
+def test_two_runs_never_choose_the_same_port() -> None:
+    with reserve_port(0) as first:
+        port = first.getsockname()[1]
+        with reserve_port(port) as second:
+            assert second.getsockname()[1] != port
+        with socket.socket() as engine:
+            engine.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            engine.bind(("127.0.0.1", port))
+            engine.listen()
 
 
 def test_a_kv_folder_of_the_user_stays(make_stack: MakeStack, tmp_path: Path) -> None:
@@ -237,13 +249,13 @@ def test_attach(tmp_path: Path) -> None:
 
 
 def test_attach_names_every_url_that_nobody_answers(tmp_path: Path) -> None:
-    one, two = free_ports((0, 0))
-    stack = AttachStack({"a": f"http://127.0.0.1:{one}", "b": f"http://127.0.0.1:{two}"}, None, tmp_path)
-    with pytest.raises(StackError) as caught:
-        stack.start()
+    with reserve_port(0) as one, reserve_port(0) as two:
+        urls = [f"http://127.0.0.1:{held.getsockname()[1]}" for held in (one, two)]
+        with pytest.raises(StackError) as caught:
+            AttachStack(dict(zip("ab", urls, strict=True)), None, tmp_path).start()
     first, second = str(caught.value).splitlines()
-    assert first.startswith(f"a: http://127.0.0.1:{one}/health: Connection refused")
-    assert second.startswith(f"b: http://127.0.0.1:{two}/health: Connection refused")
+    assert first.startswith(f"a: {urls[0]}/health: Connection refused")
+    assert second.startswith(f"b: {urls[1]}/health: Connection refused")
 
 
 def test_attach_needs_the_evidence(tmp_path: Path) -> None:

@@ -48,15 +48,14 @@ class ProcessStack(Stack):
         super().__init__(tuple(engine.service for engine in self._engines), kv_dir, run_dir.resolve() / "evidence")
         self._root = compose_file.resolve().parent
         self._environ = environ
-        self._ports: dict[str, int] = {}
+        self._ports: dict[str, socket.socket] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
 
     def start(self) -> None:
         try:
             self._make_folders()
-            wanted = tuple(engine.host_port for engine in self._engines)
-            self._ports = dict(zip(self.services, free_ports(wanted), strict=True))
+            self._ports = {engine.service: reserve_port(engine.host_port) for engine in self._engines}
             for engine in self._engines:
                 self._processes[engine.service] = self._launch(engine)
         except BaseException:
@@ -73,15 +72,20 @@ class ProcessStack(Stack):
                 process.wait(max(deadline_s - time.monotonic(), 0))
             self._kill_rest(service, process)
         self._processes = {}
+        for held in self._ports.values():
+            held.close()
         if self._temporary is not None:
             self._temporary.cleanup()
             self._temporary = None
 
     def url(self, service: str) -> str:
-        return f"http://{HOST}:{self._ports[service]}"
+        return f"http://{HOST}:{self._port(service)}"
 
     def kill_engine(self, service: str) -> None:
         self._processes[service].send_signal(KILL_ENGINE_SIGNAL)
+
+    def _port(self, service: str) -> int:
+        return int(self._ports[service].getsockname()[1])
 
     def _make_folders(self) -> None:
         if self.kv_dir is None:
@@ -112,7 +116,7 @@ class ProcessStack(Stack):
             "KVPROOF_EVIDENCE_DIR": str(self.evidence_dir),
             "KVPROOF_MODEL_DIR": self._environ.get("KVPROOF_MODEL_DIR", str(self._root / MODEL_FOLDER)),
             "KVPROOF_HOST": HOST,
-            "KVPROOF_PORT": str(self._ports[engine.service]),
+            "KVPROOF_PORT": str(self._port(engine.service)),
             "KVPROOF_DIE_WITH_PARENT": "1",
             "PYTHONUNBUFFERED": "1",
         }
@@ -140,22 +144,24 @@ class ProcessStack(Stack):
         return self.evidence_dir / service / SUPERVISOR_LOG_NAME
 
 
-def free_ports(wanted: tuple[int, ...]) -> tuple[int, ...]:
-    """For each wanted port that port if nobody listens on it, otherwise (and for 0) a free one; all different."""
-    with contextlib.ExitStack() as held:
-        return tuple(_bind(held, port) for port in wanted)
+def reserve_port(port: int) -> socket.socket:
+    """A socket that keeps `port` for one engine, or a free port where another program has it or it is 0.
 
-
-def _bind(held: contextlib.ExitStack, port: int) -> int:
-    listener = held.enter_context(socket.socket())
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    Engines take their port long after they were started, and vLLM's SO_REUSEPORT lets two of them share one, so
+    two runs beside each other must not choose the same. Nobody listens on the socket returned; close it to give
+    the port back.
+    """
+    held = socket.socket()
     try:
-        listener.bind((HOST, port))
-        # Two sockets may bind one port while neither listens.
-        listener.listen()
+        # Without SO_REUSEADDR this also fails for a port that is bound but not listened on yet.
+        held.bind((HOST, port))
     except OSError:
-        return _bind(held, 0)
-    return int(listener.getsockname()[1])
+        held.close()
+        if port == 0:
+            raise
+        return reserve_port(0)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # now the engine may bind beside us
+    return held
 
 
 def _chosen(engines: tuple[EngineDefinition, ...], services: tuple[str, ...]) -> tuple[EngineDefinition, ...]:
