@@ -7,7 +7,7 @@ runs and leaves its findings; the first broken one, in the order of `CHECKS`, na
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from harness.checks import CHECKS, Case, comparison
@@ -44,17 +44,25 @@ def judge(
     `block_size` is in tokens. Raises KeyError for a cell whose prompt is not in `prompts`.
     """
     observed = {observation.cell_id: observation for observation in observations}
-    oracles: defaultdict[OracleKey, list[OracleRun]] = defaultdict(list)
-    for run in oracle_runs:
-        oracles[run.key].append(run)
-    band = noise_band(oracle_runs)
+    judge_alone = cell_judge(prompts, oracle_runs, block_size)
     verdicts = tuple(
-        _judge_cell(Case(cell, observed[cell.id], prompts, dict(oracles), block_size, band))
+        judge_alone(cell, observed[cell.id])
         if cell.id in observed
         else _not_run(cell, Status.ERROR, Finding("observed", False, "the run ended before this cell"))
         for cell in cells
     )
     return _with_controls(cells, verdicts)
+
+
+def cell_judge(
+    prompts: Mapping[str, Prompt], oracle_runs: Sequence[OracleRun], block_size: int
+) -> Callable[[Cell, Observation], Verdict]:
+    """Judges one cell by itself, controls aside: what can be said while a run goes on."""
+    oracles: defaultdict[OracleKey, list[OracleRun]] = defaultdict(list)
+    for run in oracle_runs:
+        oracles[run.key].append(run)
+    band = noise_band(oracle_runs)
+    return lambda cell, seen: _judge_cell(Case(cell, seen, prompts, dict(oracles), block_size, band))
 
 
 def exit_code(verdicts: Iterable[Verdict]) -> int:

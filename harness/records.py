@@ -299,7 +299,8 @@ class Versions:
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What a run was: stored as run.json before the first cell. Times are Unix seconds."""
+    """What a run was: stored as run.json before the first cell. Times are Unix seconds. `block_size`: tokens in
+    one KV block of the engines."""
 
     run_id: str
     matrix: str
@@ -307,6 +308,7 @@ class RunInfo:
     versions: Versions
     command: str
     started_at_s: float
+    block_size: int
     schema_version: int = SCHEMA_VERSION
 
 

@@ -107,35 +107,32 @@ def test_start_ready_kill_stop(make_stack: MakeStack) -> None:
 
 
 def test_a_supervisor_that_exits_at_once(make_stack: MakeStack) -> None:
-    stack = make_stack(good="fine", bad="exits")
-    stack.start()
-    began_s = time.monotonic()
-    with pytest.raises(StackError) as caught:
-        stack.wait_ready(stack.services, 60, SILENT)
-    text = str(caught.value)
-    assert text.startswith("bad: ended, exit code 7; log: ")
-    assert "supervisor.log" in text
-    assert "  | KVPROOF_ROLE: 'judge' is not a role" in text
-    assert time.monotonic() - began_s < 5
-    assert stack.restart_count("good") <= 1
+    with make_stack(good="fine", bad="exits") as stack:
+        began_s = time.monotonic()
+        with pytest.raises(StackError) as caught:
+            stack.wait_ready(stack.services, 60, SILENT)
+        text = str(caught.value)
+        assert text.startswith("bad: ended, exit code 7; log: ")
+        assert "supervisor.log" in text
+        assert "  | KVPROOF_ROLE: 'judge' is not a role" in text
+        assert time.monotonic() - began_s < 5
+        assert stack.restart_count("good") <= 1
 
 
 def test_an_engine_whose_first_start_fails(make_stack: MakeStack) -> None:
-    stack = make_stack(bad="engine-exits")
-    stack.start()
-    with pytest.raises(StackError, match=r"(?s)bad: ended, exit code 5; .*engine.log.*ValueError: no such model"):
-        stack.wait_ready(stack.services, 60, SILENT)
+    with make_stack(bad="engine-exits") as stack:
+        with pytest.raises(StackError, match=r"(?s)bad: ended, exit code 5; .*engine.log.*ValueError: no such model"):
+            stack.wait_ready(stack.services, 60, SILENT)
 
 
 def test_an_engine_that_never_answers(make_stack: MakeStack) -> None:
     said: list[str] = []
-    stack = make_stack(slow="never-ready", good="fine")
-    stack.start()
-    with pytest.raises(StackError, match=r"^slow: still not ready after 2 s; no log") as caught:
-        stack.wait_ready(stack.services, 2, said.append)
-    assert "good" not in str(caught.value)
-    assert said[-1].startswith("waiting for slow (")
-    assert len(said) <= 2
+    with make_stack(slow="never-ready", good="fine") as stack:
+        with pytest.raises(StackError, match=r"^slow: still not ready after 2 s; no log") as caught:
+            stack.wait_ready(stack.services, 2, said.append)
+        assert "good" not in str(caught.value)
+        assert said[-1].startswith("waiting for slow (")
+        assert len(said) <= 2
 
 
 def test_a_supervisor_that_ignores_the_end(make_stack: MakeStack, monkeypatch: pytest.MonkeyPatch) -> None:

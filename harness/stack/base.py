@@ -102,15 +102,9 @@ class Stack(ABC):
         """Wait until all `services` answer; tell `progress` what is awaited, on change and every NOTICE_S seconds.
 
         Raises StackError as soon as a service of this stack has ended, or after `deadline_s` seconds; the text
-        has exit code, log lines and path. On every error, Ctrl-C included, the stack is stopped.
+        has exit code, log lines and path.
         """
-        try:
-            self._wait_ready(_Awaited(tuple(services), progress), deadline_s)
-        except BaseException:
-            self.stop()
-            raise
-
-    def _wait_ready(self, awaited: _Awaited, deadline_s: float) -> None:
+        awaited = _Awaited(tuple(services), progress)
         attempts = Retrying(
             retry=retry_if_result(lambda ready: not ready), stop=stop_after_delay(deadline_s), wait=wait_fixed(POLL_S)
         )

@@ -1,0 +1,150 @@
+"""The phases of a run, one after the other: start, prefill, warm-up, oracles, cells, verdicts.
+
+`run_matrix.py` calls `run` on a stack and `judge_again` on a stored run; both end in a Report. Everything observed
+is saved before it is judged.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+from harness.errors import StackError
+from harness.judge import cell_judge, exit_code, judge
+from harness.oracles import needed
+from harness.records import (
+    OracleKey,
+    OracleKind,
+    OracleRun,
+    Plan,
+    Prompt,
+    Report,
+    RunInfo,
+    Timing,
+    Verdict,
+)
+from harness.runner import BASELINE, PREFILL, Runner
+from harness.stack import Stack
+from harness.storage import RunFolder
+from harness.workload import build_prompts
+
+START_DEADLINE_S = 600.0
+"""How long all engines together may take to start; a model may have to be fetched."""
+
+REPEATED_ORACLES = (OracleKind.REUSE, OracleKind.RECOMPUTE)
+"""Measured twice: an oracle that does not agree with itself proves nothing."""
+
+
+class Watcher:
+    """Told about the run while it goes on; the terminal is one. Does nothing by itself."""
+
+    def waiting(self, text: str) -> None:
+        """What is awaited now."""
+
+    def phase_done(self, name: str, duration_s: float) -> None:
+        """A phase ended."""
+
+    def cell_done(self, index: int, cell_count: int, verdict: Verdict, duration_s: float) -> None:
+        """A cell was judged by itself; controls can still turn it inconclusive at the end."""
+
+
+class Clock:
+    """Times the phases of one run."""
+
+    def __init__(self, watcher: Watcher) -> None:
+        self._watcher = watcher
+        self._began_s = time.monotonic()
+        self.phases: list[tuple[str, float]] = []
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        began_s = time.monotonic()
+        yield
+        self.phases.append((name, time.monotonic() - began_s))
+        self._watcher.phase_done(*self.phases[-1])
+
+    def timing(self) -> Timing:
+        startup_s = dict(self.phases).get("start", 0.0)
+        return Timing(startup_s, tuple(self.phases), time.monotonic() - self._began_s)
+
+
+def run(plan: Plan, stack: Stack, folder: RunFolder, describe: Callable[[Stack], RunInfo], watcher: Watcher) -> Report:
+    """Run `plan` on `stack`, which is started and stopped here. `describe` makes the run's info once the engines
+    answer. Raises HarnessError when the stack or an oracle cannot be had."""
+    clock = Clock(watcher)
+    with stack:
+        with clock.phase("start"):
+            stack.wait_ready(stack.services, START_DEADLINE_S, watcher.waiting)
+        info = describe(stack)
+        prompts = _prompts(plan, stack, info.block_size)
+        folder.save_info(info)
+        folder.save_plan(plan)
+        folder.save_prompts(tuple(prompts.values()))
+        try:
+            _observe(plan, Runner(stack, prompts, watcher.waiting), prompts, info.block_size, folder, clock, watcher)
+        finally:
+            folder.save_timing(clock.timing())
+    return judge_again(folder)
+
+
+def _observe(
+    plan: Plan,
+    runner: Runner,
+    prompts: Mapping[str, Prompt],
+    block_size: int,
+    folder: RunFolder,
+    clock: Clock,
+    watcher: Watcher,
+) -> None:
+    with clock.phase("prefill"):
+        _prefill(runner, prompts)
+    with clock.phase("warm-up"):
+        _warm_up(runner, plan, prompts)
+    with clock.phase("oracles"):
+        oracles = _measure(runner, needed(plan.cells, prompts, block_size))
+        folder.save_oracles(oracles)
+    judge_alone = cell_judge(prompts, oracles, block_size)
+    with clock.phase("cells"):
+        for index, cell in enumerate(plan.cells):
+            observation = runner.run(cell)
+            folder.save_observation(cell, observation)
+            watcher.cell_done(index, len(plan.cells), judge_alone(cell, observation), observation.duration_s)
+
+
+def judge_again(folder: RunFolder) -> Report:
+    """Judge a stored run from its observations alone. Raises UsageError when the folder is not a whole run."""
+    plan, info = folder.load_plan(), folder.load_info()
+    prompts = {prompt.id: prompt for prompt in folder.load_prompts()}
+    observations = folder.load_observations()
+    verdicts = judge(plan.cells, prompts, folder.load_oracles(), observations, info.block_size)
+    for verdict in verdicts:
+        folder.save_verdict(verdict)
+    return Report(info, folder.load_timing(), plan.cells, observations, verdicts, exit_code(verdicts), str(folder.path))
+
+
+def _prompts(plan: Plan, stack: Stack, block_size: int) -> Mapping[str, Prompt]:
+    client = stack.client(PREFILL)
+    return build_prompts(plan.prompts, client.tokenize, client.detokenize, block_size)
+
+
+def _prefill(runner: Runner, prompts: Mapping[str, Prompt]) -> None:
+    for prompt in prompts.values():
+        completion = runner.prefill(prompt)
+        if completion.status_code != 200 or completion.error:
+            raise StackError(f"prefill of prompt {prompt.id} failed: HTTP {completion.status_code} {completion.error}")
+
+
+def _warm_up(runner: Runner, plan: Plan, prompts: Mapping[str, Prompt]) -> None:
+    shortest = min(prompts.values(), key=lambda prompt: len(prompt.token_ids))
+    services = dict.fromkeys((BASELINE, *(cell.engine for cell in plan.cells)))
+    with ThreadPoolExecutor(len(services)) as pool:
+        for done in [pool.submit(runner.warm_up, service, shortest) for service in services]:
+            done.result()
+
+
+def _measure(runner: Runner, keys: tuple[OracleKey, ...]) -> tuple[OracleRun, ...]:
+    return tuple(
+        runner.oracle(key, run_index) for key in keys for run_index in range(1 + (key.kind in REPEATED_ORACLES))
+    )

@@ -1,0 +1,227 @@
+"""One cell on running services -> one Observation; no opinion.
+
+`phases.py` calls it. It resets what would carry over from the cell before, sends the requests, watches until the
+engine is quiet again, and copies the evidence. What goes wrong in an engine is recorded, never raised.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_fixed
+
+from harness.client import EngineClient
+from harness.errors import HarnessError, StackError
+from harness.oracles import oracle_block_count, oracle_name
+from harness.records import (
+    Cell,
+    Completion,
+    EngineState,
+    Observation,
+    OracleKey,
+    OracleRun,
+    PlannedRequest,
+    Prompt,
+    RequestRecord,
+    Role,
+)
+from harness.stack import Stack
+from services.faults import FaultKind, LoadControl, LoadMode
+from services.journal import ENGINE_LOG_NAME, Event, EventName, journal_path, read_events
+
+BASELINE = "decode-baseline"
+PREFILL = "prefill"
+
+RESTART_DEADLINE_S = 180.0
+"""How long an engine that died may take to come back."""
+SETTLE_DEADLINE_S = 10.0
+"""How long an engine may hold blocks or queues after its last answer."""
+BEGIN_DEADLINE_S = 5.0
+"""How long the first request of a cell may take to reach the connector before the others are sent anyway."""
+SETTLE_POLL_S = 0.02
+BEGIN_POLL_S = 0.002
+LOG_BYTES_MAX = 64 * 1024
+
+GONE = EngineState(healthy=False, running_count=0, waiting_count=0, cache_usage=0.0, restart_count=0)
+
+Progress = Callable[[str], None]
+
+
+class Runner:
+    """Runs cells and oracles on `stack`, one at a time. `prompts` by id."""
+
+    def __init__(self, stack: Stack, prompts: Mapping[str, Prompt], progress: Progress) -> None:
+        self._stack = stack
+        self._prompts = prompts
+        self._progress = progress
+
+    def prefill(self, prompt: Prompt) -> Completion:
+        """Have the producer compute and save a prompt's KV."""
+        return self._complete(PREFILL, prompt, LoadControl(tag=f"prefill.{prompt.id}"), max_tokens=1)
+
+    def warm_up(self, service: str, prompt: Prompt) -> None:
+        """Take the first, slow requests of each kind (compute, sync load, async load) out of what is measured."""
+        for load in (LoadMode.OFF, LoadMode.SYNC, LoadMode.ASYNC):
+            self._stack.client(service).reset_prefix_cache()
+            self._complete(service, prompt, LoadControl(tag=f"warm-up.{load}", load=load), max_tokens=4)
+
+    def oracle(self, key: OracleKey, run_index: int) -> OracleRun:
+        """Measure one oracle on the baseline engine, with an empty prefix cache."""
+        prompt = self._prompts[key.prompt_id]
+        self._stack.client(BASELINE).reset_prefix_cache()
+        journal = _Tail(journal_path(self._stack.evidence_dir, BASELINE))
+        count = oracle_block_count(key, prompt)
+        control = LoadControl(
+            tag=f"oracle.{key.prompt_id}.{oracle_name(key)}.{run_index}",
+            load=LoadMode.SYNC if count else LoadMode.OFF,
+            offer_blocks=count,
+        )
+        completion = self._complete(BASELINE, prompt, control, key.max_tokens)
+        return OracleRun(key, completion, journal.events())
+
+    def run(self, cell: Cell) -> Observation:
+        """Run a cell. An engine that cannot be brought to a clean start gives an Observation with `error`."""
+        started_at_s, began_s = time.time(), time.monotonic()
+        try:
+            before = self._prepare(cell)
+        except HarnessError as error:
+            return _not_observed(cell, str(error), started_at_s, time.monotonic() - began_s)
+        journal = _Tail(journal_path(self._stack.evidence_dir, cell.engine))
+        log = _Tail(self._stack.evidence_dir / cell.engine / ENGINE_LOG_NAME)
+        records = self._send_all(cell, journal, began_s)
+        for planned in _after_requests(cell):
+            self._settle(cell, before)
+            records += (self._send(cell, planned, len(records), began_s),)
+        settled = self._settle(cell, before)
+        return Observation(
+            cell_id=cell.id,
+            requests=records,
+            before=before,
+            after=self._state(cell.engine),
+            settled=settled,
+            events=journal.events(),
+            log_lines=log.lines(),
+            started_at_s=started_at_s,
+            duration_s=time.monotonic() - began_s,
+        )
+
+    def _prepare(self, cell: Cell) -> EngineState:
+        self._stack.wait_ready((cell.engine,), RESTART_DEADLINE_S, self._progress)
+        self._stack.client(cell.engine).reset_prefix_cache()
+        return self._state(cell.engine)
+
+    def _send_all(self, cell: Cell, journal: _Tail, began_s: float) -> tuple[RequestRecord, ...]:
+        """Send the first request, and the others as soon as the connector has planned its load: who loads a
+        shared block is then not left to chance."""
+        with ThreadPoolExecutor(len(cell.requests)) as pool:
+            first = pool.submit(self._send, cell, cell.requests[0], 0, began_s)
+            if len(cell.requests) > 1:
+                _wait_until(lambda: first.done() or journal.has(EventName.PLANNED), BEGIN_DEADLINE_S, BEGIN_POLL_S)
+            others = [
+                pool.submit(self._send, cell, planned, index, began_s)
+                for index, planned in enumerate(cell.requests[1:], start=1)
+            ]
+            return tuple(sent.result() for sent in (first, *others))
+
+    def _send(self, cell: Cell, planned: PlannedRequest, index: int, began_s: float) -> RequestRecord:
+        tag = f"{cell.id}.{index}.{planned.role}"
+        sent_s = time.monotonic() - began_s
+        completion = self._stack.client(cell.engine).complete(
+            self._prompts[planned.prompt_id].token_ids,
+            LoadControl(tag=tag, load=planned.load, fault=planned.fault),
+            max_tokens=cell.max_tokens,
+            stream=planned.stream,
+            deadline_s=cell.deadline_s,
+        )
+        return RequestRecord(planned, tag, sent_s, completion)
+
+    def _settle(self, cell: Cell, before: EngineState) -> bool:
+        """Whether the queues are empty and no more blocks held than before, within SETTLE_DEADLINE_S seconds.
+
+        Nothing but /metrics is asked meanwhile: an engine must get there without other traffic.
+        """
+
+        def settled() -> bool:
+            now = self._state(cell.engine)
+            idle = not now.running_count and not now.waiting_count and now.cache_usage <= before.cache_usage
+            # A dead engine will not settle; the judge sees its restart count.
+            return idle or now.restart_count > before.restart_count
+
+        return _wait_until(settled, SETTLE_DEADLINE_S, SETTLE_POLL_S)
+
+    def _state(self, service: str) -> EngineState:
+        client, restart_count = self._stack.client(service), self._stack.restart_count(service)
+        try:
+            queue = client.queue_state()
+        except StackError:
+            return EngineState(False, 0, 0, 0.0, restart_count)
+        return EngineState(
+            client.is_healthy(), queue.running_count, queue.waiting_count, queue.cache_usage, restart_count
+        )
+
+    def _complete(self, service: str, prompt: Prompt, control: LoadControl, max_tokens: int) -> Completion:
+        client: EngineClient = self._stack.client(service)
+        return client.complete(
+            prompt.token_ids, control, max_tokens=max_tokens, stream=True, deadline_s=RESTART_DEADLINE_S
+        )
+
+
+class _Tail:
+    """What is appended to a file from now on."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset_bytes = path.stat().st_size if path.exists() else 0
+
+    def events(self) -> tuple[Event, ...]:
+        """Of a journal."""
+        return read_events(self._path, self._offset_bytes)[0]
+
+    def has(self, name: EventName) -> bool:
+        return any(event.name is name for event in self.events())
+
+    def lines(self) -> tuple[str, ...]:
+        """Of a log: the last LOG_BYTES_MAX bytes."""
+        if not self._path.exists():
+            return ()
+        with self._path.open("rb") as file:
+            file.seek(max(self._offset_bytes, self._path.stat().st_size - LOG_BYTES_MAX))
+            return tuple(file.read().decode(errors="replace").splitlines())
+
+
+def _after_requests(cell: Cell) -> tuple[PlannedRequest, ...]:
+    """The canary: the victim's prompt again, without a fault. After a silent fault the engine's prefix cache is
+    wrong by design, so there is nothing to ask."""
+    victim = next(r for r in cell.requests if r.role is Role.VICTIM)
+    if victim.fault.kind is FaultKind.SILENT:
+        return ()
+    return (PlannedRequest(Role.CANARY, victim.prompt_id, victim.load, stream=victim.stream),)
+
+
+def _wait_until(holds: Callable[[], bool], deadline_s: float, poll_s: float) -> bool:
+    """Whether it held before the deadline."""
+    attempts = Retrying(
+        retry=retry_if_result(lambda held: not held), stop=stop_after_delay(deadline_s), wait=wait_fixed(poll_s)
+    )
+    try:
+        return attempts(holds)
+    except RetryError:
+        return False
+
+
+def _not_observed(cell: Cell, error: str, started_at_s: float, duration_s: float) -> Observation:
+    return Observation(
+        cell_id=cell.id,
+        requests=(),
+        before=GONE,
+        after=GONE,
+        settled=False,
+        events=(),
+        log_lines=(),
+        started_at_s=started_at_s,
+        duration_s=duration_s,
+        error=error,
+    )
