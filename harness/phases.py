@@ -7,9 +7,10 @@ is saved before it is judged.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from harness.errors import StackError
 from harness.judge import cell_judge, exit_code, judge
@@ -24,6 +25,7 @@ from harness.records import (
     RunInfo,
     Timing,
     Verdict,
+    Versions,
 )
 from harness.runner import BASELINE, PREFILL, Runner
 from harness.stack import Stack
@@ -35,6 +37,14 @@ START_DEADLINE_S = 600.0
 
 REPEATED_ORACLES = (OracleKind.REUSE, OracleKind.RECOMPUTE)
 """Measured twice: an oracle that does not agree with itself proves nothing."""
+
+
+@dataclass(frozen=True)
+class Invocation:
+    """How the run was asked for: the matrix as it was named, and the whole command."""
+
+    matrix: str
+    command: str
 
 
 class Watcher:
@@ -70,14 +80,13 @@ class Clock:
         return Timing(startup_s, tuple(self.phases), time.monotonic() - self._began_s)
 
 
-def run(plan: Plan, stack: Stack, folder: RunFolder, describe: Callable[[Stack], RunInfo], watcher: Watcher) -> Report:
-    """Run `plan` on `stack`, which is started and stopped here. `describe` makes the run's info once the engines
-    answer. Raises HarnessError when the stack or an oracle cannot be had."""
+def run(plan: Plan, stack: Stack, folder: RunFolder, invocation: Invocation, watcher: Watcher) -> Report:
+    """Run `plan` on `stack`, which is started and stopped here. Raises HarnessError when the stack breaks."""
     clock = Clock(watcher)
     with stack:
         with clock.phase("start"):
             stack.wait_ready(stack.services, START_DEADLINE_S, watcher.waiting)
-        info = describe(stack)
+        info = _describe(stack, folder, invocation)
         prompts = _prompts(plan, stack, info.block_size)
         folder.save_info(info)
         folder.save_plan(plan)
@@ -122,6 +131,24 @@ def judge_again(folder: RunFolder) -> Report:
     for verdict in verdicts:
         folder.save_verdict(verdict)
     return Report(info, folder.load_timing(), plan.cells, observations, verdicts, exit_code(verdicts), str(folder.path))
+
+
+def _describe(stack: Stack, folder: RunFolder, invocation: Invocation) -> RunInfo:
+    client = stack.client(BASELINE)
+    found = {service: stack.engine_info(service) for service in stack.services}
+    engines = {service: engine for service, engine in found.items() if engine}
+    # Services that others started may not say what they are; then what vLLM's server tells has to do.
+    unknown = Versions(vllm=client.version(), torch="", python="", model=client.model_name(), connector="")
+    return RunInfo(
+        run_id=folder.path.name,
+        matrix=invocation.matrix,
+        stack=stack.name,
+        versions=engines[BASELINE].versions if BASELINE in engines else unknown,
+        engines=engines,
+        command=invocation.command,
+        started_at_s=time.time(),
+        block_size=client.block_size(),
+    )
 
 
 def _prompts(plan: Plan, stack: Stack, block_size: int) -> Mapping[str, Prompt]:

@@ -6,6 +6,7 @@ as JSON and read back (harness/storage.py).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -289,23 +290,35 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Versions:
+    """Of what ran inside the engines."""
+
     vllm: str
     torch: str
     python: str
     model: str
     connector: str
-    kvproof: str
+
+
+@dataclass(frozen=True)
+class EngineInfo:
+    """What an engine was started with: environment names and their values, and vLLM's command line."""
+
+    versions: Versions
+    settings: Mapping[str, object]
+    command: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class RunInfo:
     """What a run was: stored as run.json before the first cell. Times are Unix seconds. `block_size`: tokens in
-    one KV block of the engines."""
+    one KV block of the engines. `engines`: by service name; empty where a stack's engines do not describe
+    themselves."""
 
     run_id: str
     matrix: str
     stack: str
     versions: Versions
+    engines: Mapping[str, EngineInfo]
     command: str
     started_at_s: float
     block_size: int

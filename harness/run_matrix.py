@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
+import shlex
 import signal
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,11 +20,11 @@ if __package__ in (None, ""):
 from rich.console import Console
 
 from harness.errors import HarnessError, UsageError
-from harness.phases import Watcher, judge_again, run
+from harness.phases import Invocation, Watcher, judge_again, run
 from harness.plan import load_plan, select_cells
-from harness.records import Plan, Report, RunInfo, Verdict, Versions
+from harness.records import Plan, Report, Verdict
 from harness.report import print_cell_done, print_report, print_step, write_reports
-from harness.runner import BASELINE
+from harness.runner import BASELINE, PREFILL
 from harness.stack import AttachStack, ComposeStack, ProcessStack, Stack
 from harness.storage import RunFolder, new_run_id
 
@@ -87,9 +86,9 @@ def _interrupt(signal_number: int, frame: object) -> NoReturn:  # noqa: ARG001
 def _run(options: argparse.Namespace, console: Console) -> int:
     plan = _plan(options)
     folder = RunFolder.create(options.runs, new_run_id(datetime.now(UTC)))
-    stack = _stack(options, folder)
+    stack = _stack(options, folder, (PREFILL, BASELINE, *(cell.engine for cell in plan.cells)))
     try:
-        report = run(plan, stack, folder, lambda s: _describe(s, options.matrix, folder), Terminal(console))
+        report = run(plan, stack, folder, Invocation(options.matrix, shlex.join(sys.argv)), Terminal(console))
     except KeyboardInterrupt:
         # Compose stops the harness when an engine ends; then that is what there is to say.
         if ended := stack.first_exit():
@@ -125,14 +124,14 @@ def _matrix_path(name: str) -> Path:
     return Path(name) if name.endswith((".yaml", ".yml")) else MATRIX_FOLDER / f"{name}.yaml"
 
 
-def _stack(options: argparse.Namespace, folder: RunFolder) -> Stack:
+def _stack(options: argparse.Namespace, folder: RunFolder, services: Sequence[str]) -> Stack:
     match options.stack:
         case "compose":
             return ComposeStack(os.environ)
         case "attach":
             return _attached(options)
         case _:
-            return ProcessStack(COMPOSE_FILE, folder.path, options.kv_dir, os.environ)
+            return ProcessStack(COMPOSE_FILE, folder.path, options.kv_dir, os.environ, tuple(dict.fromkeys(services)))
 
 
 def _attached(options: argparse.Namespace) -> Stack:
@@ -140,26 +139,6 @@ def _attached(options: argparse.Namespace) -> Stack:
         raise UsageError("--stack attach needs --url NAME=URL for each service, and --evidence-dir FOLDER")
     urls = dict(pair.split("=", 1) for pair in options.url)
     return AttachStack(urls, options.kv_dir, options.evidence_dir)
-
-
-def _describe(stack: Stack, matrix: str, folder: RunFolder) -> RunInfo:
-    client = stack.client(BASELINE)
-    return RunInfo(
-        run_id=folder.path.name,
-        matrix=matrix,
-        stack=stack.name,
-        versions=Versions(
-            vllm=client.version(),
-            torch="",
-            python=platform.python_version(),
-            model=client.model_name(),
-            connector=os.environ.get("KV_CONNECTOR", "shared-volume"),
-            kvproof="0.1.0",
-        ),
-        command=" ".join(sys.argv),
-        started_at_s=time.time(),
-        block_size=client.block_size(),
-    )
 
 
 def _parser(environ: Mapping[str, str]) -> Parser:

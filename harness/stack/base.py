@@ -13,12 +13,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from pydantic import TypeAdapter
 from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_fixed
 
 from harness.client import EngineClient
 from harness.errors import StackError
+from harness.records import EngineInfo
 from harness.stack.life import LifeReader
-from services.journal import ENGINE_LOG_NAME, EventName, journal_path
+from services.journal import ENGINE_INFO_NAME, ENGINE_LOG_NAME, EventName, journal_path
 
 POLL_S = 0.25
 NOTICE_S = 5.0
@@ -89,6 +91,11 @@ class Stack(ABC):
         with path.open("rb") as log:
             log.seek(max(path.stat().st_size - LOG_TAIL_BYTES, 0))
             return tuple(log.read().decode(errors="replace").splitlines()[-line_count:])
+
+    def engine_info(self, service: str) -> EngineInfo | None:
+        """What the service's engine was started with; None where its entrypoint is not ours (attach)."""
+        path = self.evidence_dir / service / ENGINE_INFO_NAME
+        return TypeAdapter(EngineInfo).validate_json(path.read_bytes()) if path.exists() else None
 
     def first_exit(self) -> str | None:
         """Which service has ended for good, with exit code and log; None where all still live.
