@@ -36,7 +36,6 @@ IDLE = EngineState(healthy=True, running_count=0, waiting_count=0, cache_usage=0
 FIRST_ID = 1000
 FIRST_LOGPROB = -0.1
 GAP = 3.0
-SECOND_ID_STEP = 1
 
 
 def prompt(name: str, first_token: int, *, secret: str = "", shared: tuple[int, ...] = ()) -> Prompt:
@@ -96,9 +95,10 @@ def expected_outcome(kind: FaultKind, policy: str) -> Outcome:
     return Outcome.CAUGHT if kind is FaultKind.SILENT else Outcome.LOADED
 
 
-def top(token_id: int, logprob: float = FIRST_LOGPROB, gap: float = GAP) -> tuple[TokenChoice, ...]:
-    """A top-2 list: the token, and its successor `gap` nats behind."""
-    return TokenChoice(token_id, logprob), TokenChoice(token_id + SECOND_ID_STEP, logprob - gap)
+def top(token_id: int) -> tuple[TokenChoice, ...]:
+    """A top-3 list: the token, and its two successors far behind."""
+    logprobs = (FIRST_LOGPROB, FIRST_LOGPROB - GAP, FIRST_LOGPROB - 2 * GAP)
+    return tuple(TokenChoice(token_id + index, logprob) for index, logprob in enumerate(logprobs))
 
 
 def completion(token_ids: Iterable[int], asked: Prompt, text: str = "") -> Completion:

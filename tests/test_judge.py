@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from harness.comparison import NO_TOKEN, NOISE_CEILING, NOISE_FLOOR, noise_band
-from harness.judge import exit_code, judge
+from harness.judge import cell_judge, exit_code, judge
 from harness.records import (
     Cell,
     Completion,
@@ -651,6 +651,8 @@ CLAIMS = [
     Case(
         "empty-stream-without-an-error", FAIL_STREAM, answer(Role.VICTIM, Completion(200)), Outcome.WRONG_OUTPUT, WRONG
     ),
+    Case("stream-refused", FAIL_STREAM, answer(Role.VICTIM, refused(400)), Outcome.WRONG_OUTPUT, WRONG),
+    Case("stream-reset", FAIL_STREAM, answer(Role.VICTIM, refused(0)), Outcome.WRONG_OUTPUT, WRONG),
     Case("reuse-for-partial", MIX, answer(Role.VICTIM, whole(REUSE)), Outcome.WRONG_OUTPUT, WRONG),
     Case("recompute-for-partial", MIX, answer(Role.VICTIM, whole(RECOMPUTE)), Outcome.WRONG_OUTPUT, WRONG),
     Case("reuse-for-recompute", FIRST, answer(Role.VICTIM, whole(REUSE)), Outcome.WRONG_OUTPUT, WRONG),
@@ -1101,9 +1103,10 @@ class TestOracles:
         assert (broken_checks(verdict), verdict.outcome, code) == ({"oracle-loaded"}, Outcome.UNPROVEN, 2)
 
     def test_a_partial_that_was_not_measured(self) -> None:
+        of_all = {f"{role}-equals-oracle" for role in (Role.VICTIM, Role.SHARER, Role.CANARY)}
         runs = tuple(run for run in self.RUNS if run.key.kind is not OracleKind.PARTIAL)
         verdict, code = judged(MIX, runs=runs)
-        assert {"oracle-stable", "oracle-loaded"} <= broken_checks(verdict)
+        assert broken_checks(verdict) == {"oracle-stable", "oracle-loaded", *of_all}
         assert (verdict.outcome, verdict.status, code) == (Outcome.UNPROVEN, Status.INCONCLUSIVE, 2)
 
     def test_a_partial_may_be_measured_once(self) -> None:
@@ -1121,16 +1124,16 @@ class TestOracles:
 
 def swapped(answer: Completion, index: int, gap: float) -> Completion:
     """The same answer up to `index`, where the second of the two leaders is now ahead by `gap` nats."""
-    lead, second = answer.top[index]
-    choices = (TokenChoice(second.token_id, -0.7), TokenChoice(lead.token_id, -0.7 - gap))
+    lead, second, third = answer.top[index]
+    choices = (TokenChoice(second.token_id, -0.7), TokenChoice(lead.token_id, -0.7 - gap), third)
     ids = (*answer.token_ids[:index], second.token_id, *range(7, 7 + TOKEN_COUNT - index - 1))
     return replace(answer, token_ids=ids, top=(*answer.top[:index], choices, *answer.top[index + 1 :]))
 
 
 def with_gap(answer: Completion, index: int, gap: float) -> Completion:
     """The answer with its two leaders `gap` nats apart at `index`."""
-    lead, second = answer.top[index]
-    choices = (lead, TokenChoice(second.token_id, lead.logprob - gap))
+    lead, second, third = answer.top[index]
+    choices = (lead, TokenChoice(second.token_id, lead.logprob - gap), third)
     return replace(answer, top=(*answer.top[:index], choices, *answer.top[index + 1 :]))
 
 
@@ -1174,6 +1177,17 @@ class TestNearTies:
         assert self.near(got=0.0009, expected=0.0009, noise=0.0)
         assert not self.near(got=0.0011, expected=0.0009, noise=0.0)
 
+    def test_a_gap_as_wide_as_the_band_is_within_it(self) -> None:
+        answer = swapped(whole(REUSE), self.INDEX, 0.0)
+        lead, second, third = answer.top[self.INDEX]
+        edge = (replace(lead, logprob=0.0), replace(second, logprob=-NOISE_FLOOR), third)
+        top = (*answer.top[: self.INDEX], edge, *answer.top[self.INDEX + 1 :])
+        assert self.verdict(replace(answer, top=top), gap=0.0, noise=0.0).outcome is Outcome.LOADED
+
+    def test_oracles_that_are_far_apart_excuse_nothing(self) -> None:
+        assert self.near(got=0.24, expected=0.24, noise=5.0)
+        assert not self.near(got=0.26, expected=0.24, noise=5.0)
+
     def test_a_gap_of_unsorted_leaders_counts_too(self) -> None:
         answer = swapped(whole(REUSE), self.INDEX, -1.0)
         assert self.verdict(answer, gap=0.01).outcome is Outcome.WRONG_OUTPUT
@@ -1211,19 +1225,30 @@ class TestNearTies:
         verdict, _ = judged(SILENT_MIX, seen, self.runs(gap=0.01))
         assert (verdict.outcome, broken_checks(verdict)) == (Outcome.MISSED, {"control-caught"})
 
-    def test_an_equal_oracle_is_preferred_to_a_tie(self) -> None:
-        tied = swapped(whole(REUSE, "sharer"), self.INDEX, 0.0)
+    @staticmethod
+    def sharer_detail(answer: Completion, partial_oracle: Completion, reuse_oracle: Completion) -> str:
+        """What is said of a sharer's answer, given its two acceptable oracles."""
+        oracles = {OracleKind.PARTIAL: partial_oracle, REUSE: reuse_oracle}
         runs = tuple(
-            replace(run, completion=with_gap(whole(REUSE, "sharer"), self.INDEX, 0.0))
-            if (run.key.prompt_id, run.key.kind) == ("sharer", OracleKind.PARTIAL)
-            else replace(run, completion=tied)
-            if (run.key.prompt_id, run.key.kind) == ("sharer", REUSE)
-            else run
+            replace(run, completion=oracles.get(run.key.kind, run.completion)) if run.key.prompt_id == "sharer" else run
             for run in oracle_runs((*controls_of(MIX), MIX))
         )
-        verdict, _ = judged(MIX, answer_with(observation(MIX), Role.SHARER, tied), runs)
+        verdict, _ = judged(MIX, answer_with(observation(MIX), Role.SHARER, answer), runs)
         (finding,) = (f for f in verdict.findings if f.check == "sharer-equals-oracle")
-        assert (finding.ok, finding.detail, verdict.differences) == (True, "equals reuse", ())
+        assert finding.ok
+        return finding.detail
+
+    def test_an_equal_oracle_is_preferred_to_a_tie(self) -> None:
+        lead, tied = with_gap(whole(REUSE, "sharer"), self.INDEX, 0.0), swapped(whole(REUSE, "sharer"), self.INDEX, 0.0)
+        assert self.sharer_detail(tied, lead, tied) == "equals reuse"
+
+    def test_an_equal_oracle_is_preferred_to_another_finish_reason(self) -> None:
+        answer = whole(REUSE, "sharer")
+        assert self.sharer_detail(answer, replace(answer, finish_reason="stop"), answer) == "equals reuse"
+
+    def test_a_tie_with_the_second_oracle_counts(self) -> None:
+        lead, tied = with_gap(whole(REUSE, "sharer"), self.INDEX, 0.0), swapped(whole(REUSE, "sharer"), self.INDEX, 0.0)
+        assert self.sharer_detail(tied, wrong_answer(SHARER), lead) == "near tie with reuse at token 3"
 
 
 def shifted(answer: Completion, drift: float) -> Completion:
@@ -1254,10 +1279,18 @@ class TestNoiseBand:
         runs = [self.run(REUSE, self.ANSWER), self.run(RECOMPUTE, with_gap(self.ANSWER, 2, 3.05))]
         assert noise_band(runs) == pytest.approx(0.05)
 
+    def test_leaves_out_a_token_that_does_not_lead_in_both(self) -> None:
+        lead, second, third = self.ANSWER.top[0]
+        other = (lead, replace(third, logprob=second.logprob), replace(second, logprob=second.logprob - 0.2))
+        runs = [
+            self.run(REUSE, self.ANSWER),
+            self.run(REUSE, replace(self.ANSWER, top=(other, *self.ANSWER.top[1:]))),
+        ]
+        assert noise_band(runs) == noise_band(runs[::-1]) == NOISE_FLOOR
+
     def test_leaves_out_the_third(self) -> None:
-        tops = tuple((*choices, TokenChoice(5, -9.0)) for choices in self.ANSWER.top)
-        others = tuple((*choices, TokenChoice(5, -9.2)) for choices in self.ANSWER.top)
-        runs = [self.run(REUSE, replace(self.ANSWER, top=top)) for top in (tops, others)]
+        tops = tuple((*choices[:2], replace(choices[2], logprob=-9.0)) for choices in self.ANSWER.top)
+        runs = [self.run(REUSE, self.ANSWER), self.run(REUSE, replace(self.ANSWER, top=tops))]
         assert noise_band(runs) == NOISE_FLOOR
 
     def test_leaves_out_what_comes_after_a_difference(self) -> None:
@@ -1448,3 +1481,13 @@ class TestNotRun:
 )
 def test_exit_code_is_the_worst(statuses: tuple[Status, ...], code: int) -> None:
     assert exit_code(Verdict("cell", Outcome.LOADED, status, (), Evidence()) for status in statuses) == code
+
+
+def test_a_cell_judged_by_itself_gets_the_same_verdict_but_for_controls() -> None:
+    cells = (*controls_of(MIX), MIX)
+    runs = oracle_runs(cells)
+    alone = cell_judge(PROMPTS, runs, BLOCK_SIZE)
+    for seen in (observation(MIX), replace(observation(MIX), settled=False)):
+        together = judge(cells, PROMPTS, runs, [*map(observation, cells[:-1]), seen], BLOCK_SIZE)[-1]
+        without_controls = tuple(f for f in together.findings if f.check != "controls")
+        assert alone(MIX, seen) == replace(together, findings=without_controls)

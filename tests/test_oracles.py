@@ -138,6 +138,13 @@ def test_a_canary_may_find_what_the_victim_left(kind: FaultKind, blocks: str, wa
     assert names(cell(kind, blocks), Role.CANARY) == wanted
 
 
+def test_the_victim_need_not_come_first() -> None:
+    of = cell(REPORT, "middle", mix=True)
+    turned = replace(of, requests=of.requests[::-1])
+    assert names(turned, Role.SHARER) == ["partial(3)", "reuse"]
+    assert names(turned, Role.CANARY) == ["partial(3)", "reuse", "recompute"]
+
+
 def test_a_canary_with_another_prompt_knows_nothing_of_the_victim() -> None:
     other = request(Role.CANARY, prompt_id="bystander")
     keys = acceptable(cell(REPORT, "middle"), other, PROMPTS, BLOCK_SIZE)
