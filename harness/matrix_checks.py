@@ -1,0 +1,123 @@
+"""Mistakes in a matrix file that only show when prompts and entries are seen together. Pure; called by `plan.py`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from harness.matrix_file import (
+    WORD_PATTERN,
+    WORD_RULE,
+    CellsEntry,
+    FaultEntry,
+    Location,
+    Problem,
+    WorkloadEntry,
+    choose,
+)
+from harness.records import PromptSpec
+from services.faults import FaultKind
+
+BASELINE_ENGINE = "decode-baseline"
+"""The engine that the oracles are measured on; it has no fault injector."""
+
+
+def fault_keys(kind: FaultKind) -> tuple[str, ...]:
+    """The keys of `fault` that mean something for a kind."""
+    match kind:
+        case FaultKind.NONE:
+            return ()
+        case FaultKind.DELAY:
+            return ("times", "delay_s")
+        case _:
+            return ("blocks", "times")
+
+
+def prompt_problems(specs: Mapping[str, PromptSpec], prompt_ids: Sequence[str]) -> Iterator[Problem]:
+    """What is wrong among the prompts; `specs` has those of `prompt_ids` that are well-formed by themselves."""
+    for prompt_id in prompt_ids:
+        if not re.fullmatch(WORD_PATTERN, prompt_id):
+            yield Problem(f"{prompt_id!r} cannot be a prompt's id", ("prompts", prompt_id), WORD_RULE)
+    for spec in specs.values():
+        yield from _sharing_problems(spec, specs, prompt_ids)
+        yield from _secret_problems(spec, specs)
+
+
+def entry_problems(
+    entry: CellsEntry, at: Location, specs: Mapping[str, PromptSpec], prompt_ids: Sequence[str]
+) -> Iterator[Problem]:
+    """What is wrong in one entry of `cells`, which is at location `at`."""
+    yield from _fault_problems(entry.fault, (*at, "fault"))
+    yield from _shape_problems(entry.workload, (*at, "workload"))
+    yield from _reference_problems(entry.workload, (*at, "workload"), prompt_ids)
+    yield from _prefix_problems(entry.workload, (*at, "workload"), specs)
+    if BASELINE_ENGINE in entry.engine and entry.fault.kind != (FaultKind.NONE,):
+        yield Problem(f"{BASELINE_ENGINE} has no fault injector", (*at, "engine"), "valid with kind none only")
+
+
+def _sharing_problems(
+    spec: PromptSpec, specs: Mapping[str, PromptSpec], prompt_ids: Sequence[str]
+) -> Iterator[Problem]:
+    at: Location = ("prompts", spec.id, "share_with")
+    if bool(spec.share_with) != bool(spec.shared_blocks):
+        yield Problem("share_with and shared_blocks need each other", ("prompts", spec.id))
+    others = [prompt_id for prompt_id in prompt_ids if prompt_id != spec.id]
+    if spec.share_with and spec.share_with not in others:
+        yield Problem(f"no other prompt {spec.share_with!r}", at, choose(spec.share_with, others))
+    elif spec.share_with in specs and specs[spec.share_with].share_with:
+        hint = f"name {specs[spec.share_with].share_with} instead"
+        yield Problem(f"{spec.share_with} itself begins with the blocks of another prompt", at, hint)
+
+
+def _secret_problems(spec: PromptSpec, specs: Mapping[str, PromptSpec]) -> Iterator[Problem]:
+    at: Location = ("prompts", spec.id, "secret")
+    if not spec.secret:
+        return
+    if (count := spec.text.count(spec.secret)) != 1:
+        yield Problem(f"the text says {spec.secret!r} {count} times", at, "once is right")
+    lines = spec.text.split("\n")
+    if spec.token_count and (len(lines) < 3 or spec.secret not in lines[0]):
+        hint = "first paragraph: the secret; last: the question; what is between them is cut to token_count"
+        yield Problem("the secret is not in the first of at least three paragraphs", at, hint)
+    others = [other.id for other in specs.values() if other.id != spec.id and spec.secret in other.text]
+    if others:
+        yield Problem(f"{spec.secret!r} is also in {', '.join(others)}", at, "a secret occurs in one prompt only")
+
+
+def _fault_problems(fault: FaultEntry, at: Location) -> Iterator[Problem]:
+    """Keys that none of the entry's kinds uses, and a delay without its length."""
+    used = {key for kind in fault.kind for key in fault_keys(kind)}
+    for key in sorted(fault.model_fields_set - {"kind"} - used):
+        kinds = ", ".join(kind for kind in FaultKind if key in fault_keys(kind))
+        yield Problem(f"{key} means nothing for kind {', '.join(fault.kind)}", (*at, key), f"it belongs to {kinds}")
+    if FaultKind.DELAY in fault.kind and "delay_s" not in fault.model_fields_set:
+        yield Problem("delay_s is missing", (*at, "delay_s"), "seconds, for kind delay")
+
+
+def _shape_problems(workload: WorkloadEntry, at: Location) -> Iterator[Problem]:
+    sharers, bystanders = len(workload.sharers), len(workload.bystanders)
+    if workload.kind == "single" and sharers + bystanders > 0:
+        yield Problem("single is a victim alone", at, "sharers and bystanders belong to kind mix and group")
+    if workload.kind == "mix" and (sharers, bystanders) != (1, 1):
+        yield Problem(f"mix with {sharers} sharers and {bystanders} bystanders", at, "one of each, or kind group")
+    if workload.kind == "group" and sharers + bystanders == 0:
+        yield Problem("a group of one", at, "name sharers or bystanders, or use kind single")
+
+
+def _reference_problems(workload: WorkloadEntry, at: Location, prompt_ids: Sequence[str]) -> Iterator[Problem]:
+    named = {"victim": workload.victim, "sharers": workload.sharers, "bystanders": workload.bystanders}
+    for field, names in named.items():
+        for name in names:
+            if name not in prompt_ids:
+                yield Problem(f"unknown prompt {name!r}", (*at, field), choose(name, prompt_ids))
+
+
+def _prefix_problems(workload: WorkloadEntry, at: Location, specs: Mapping[str, PromptSpec]) -> Iterator[Problem]:
+    """In a mix the sharer's prefix is exact, so it must be declared (in a group it may be repeated text)."""
+    if workload.kind != "mix":
+        return
+    for victim in workload.victim:
+        for sharer in workload.sharers:
+            if sharer in specs and victim in specs and victim not in (sharer, specs[sharer].share_with):
+                hint = f"give {sharer} share_with: {victim}"
+                yield Problem(f"{sharer} shares no blocks with {victim}", (*at, "sharers"), hint)

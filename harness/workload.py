@@ -1,0 +1,166 @@
+"""Prompts with exact token and block counts, made from the texts of a matrix file.
+
+The runner calls `build_prompts` once, with the tokenizer of the running engines. A prompt with a secret says it
+early, where its KV is loaded from the store, and asks for it at the end: with another prompt's KV, or garbage,
+the answer is visibly wrong. Pure: tokenizer in, prompts out.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from harness.errors import UsageError
+from harness.records import Prompt, PromptSpec
+
+Tokenize = Callable[[str], tuple[int, ...]]
+Detokenize = Callable[[tuple[int, ...]], str]
+
+
+@dataclass(frozen=True)
+class _Tokenizer:
+    """`opening`: the special tokens with which `tokenize` begins every text; they belong before a prompt only."""
+
+    tokenize: Tokenize
+    detokenize: Detokenize
+    opening: tuple[int, ...]
+
+    def tokens(self, text: str) -> tuple[int, ...]:
+        return self.tokenize(text)[len(self.opening) :]
+
+
+class _ImpossibleError(ValueError):
+    """A spec that no prompt can satisfy with this tokenizer and block size; the text says why."""
+
+
+def build_prompts(
+    specs: Sequence[PromptSpec], tokenize: Tokenize, detokenize: Detokenize, block_size: int
+) -> dict[str, Prompt]:
+    """One Prompt per spec, by id, in the order of `specs`.
+
+    `tokenize` may begin every text with the model's special tokens; a prompt has them once, and they count.
+    `block_size` is in tokens. A `share_with` names a spec that shares nothing itself. Raises UsageError that lists
+    every spec that cannot be built.
+    """
+    tokenizer = _Tokenizer(tokenize, detokenize, _opening(tokenize))
+    built: dict[str, Prompt] = {}
+    problems: dict[str, str] = {}
+    for spec in sorted(specs, key=lambda spec: bool(spec.share_with)):
+        try:
+            built[spec.id] = _build(spec, built, tokenizer, block_size)
+        except _ImpossibleError as error:
+            problems[spec.id] = str(error)
+    if problems:
+        raise UsageError(_report(specs, problems, block_size))
+    return {spec.id: built[spec.id] for spec in specs}
+
+
+def full_block_count(token_count: int, block_size: int) -> int:
+    """Whole blocks that may be loaded: at least the last prompt token is always computed."""
+    return max(0, token_count - 1) // block_size
+
+
+def _opening(tokenize: Tokenize) -> tuple[int, ...]:
+    """What two texts that have no token in common both begin with."""
+    pairs = zip(tokenize("x"), tokenize("\n"), strict=False)
+    return tuple(one for one, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _build(spec: PromptSpec, built: Mapping[str, Prompt], tokenizer: _Tokenizer, block_size: int) -> Prompt:
+    prefix = _shared_prefix(spec, built, block_size) or tokenizer.opening
+    token_ids = prefix + _own_tokens(spec, len(prefix), tokenizer)
+    block_count = full_block_count(len(token_ids), block_size)
+    prompt = Prompt(spec.id, token_ids, tokenizer.detokenize(token_ids), block_count, spec.secret)
+    _check_loadable(prompt, spec, block_size)
+    _check_secret_loaded(prompt, len(prefix), spec, tokenizer, block_size)
+    _check_shares_no_more(prompt, spec, built, block_size)
+    return prompt
+
+
+def _shared_prefix(spec: PromptSpec, built: Mapping[str, Prompt], block_size: int) -> tuple[int, ...]:
+    if not spec.share_with:
+        return ()
+    if spec.share_with not in built:
+        raise _ImpossibleError(f"shares blocks with {spec.share_with}, which could not be built")
+    other = built[spec.share_with]
+    if spec.shared_blocks > other.full_block_count:
+        raise _ImpossibleError(
+            f"shares {spec.shared_blocks} blocks with {other.id}, of which only {other.full_block_count} can be loaded"
+        )
+    return other.token_ids[: spec.shared_blocks * block_size]
+
+
+def _own_tokens(spec: PromptSpec, prefix_token_count: int, tokenizer: _Tokenizer) -> tuple[int, ...]:
+    """The tokens after the shared prefix: the whole text, or the text cut or repeated to the spec's count."""
+    text = _own_text(spec)
+    if not spec.token_count:
+        return tokenizer.tokens(text)
+    head, story, tail = (tokenizer.tokens(part) for part in _parts(text))
+    least = prefix_token_count + len(head) + len(tail)
+    if spec.token_count < least:
+        raise _ImpossibleError(
+            f"token_count is {spec.token_count}, but at least {least} are needed: "
+            f"{prefix_token_count} before the text, {len(head)} for the first line, {len(tail)} for the last"
+        )
+    return head + _fill(story, spec.token_count - least) + tail
+
+
+def _own_text(spec: PromptSpec) -> str:
+    """The spec's text; after a shared prefix, which may end inside a word, it begins on a new line."""
+    return f"\n{spec.text}" if spec.share_with else spec.text
+
+
+def _parts(text: str) -> tuple[str, str, str]:
+    """First line, the lines between, last line; a text of fewer than three lines is all `between`."""
+    break_after = text.find("\n", 1)
+    break_before = text.rfind("\n")
+    if not 0 < break_after < break_before:
+        return "", text, ""
+    return text[:break_after], text[break_after:break_before], text[break_before:]
+
+
+def _fill(story: tuple[int, ...], count: int) -> tuple[int, ...]:
+    if not story:
+        raise _ImpossibleError("the text is empty")
+    repeats = -(-count // len(story))
+    return (story * repeats)[:count]
+
+
+def _check_loadable(prompt: Prompt, spec: PromptSpec, block_size: int) -> None:
+    """A prompt has at least one block to load, and can load every block it shares."""
+    if prompt.full_block_count < max(1, spec.shared_blocks):
+        raise _ImpossibleError(
+            f"{len(prompt.token_ids)} tokens give {prompt.full_block_count} blocks that can be loaded, but "
+            f"{max(1, spec.shared_blocks)} are needed: at least {max(1, spec.shared_blocks) * block_size + 1} tokens"
+        )
+
+
+def _check_secret_loaded(
+    prompt: Prompt, prefix_token_count: int, spec: PromptSpec, tokenizer: _Tokenizer, block_size: int
+) -> None:
+    if not spec.secret:
+        return
+    before, secret, _ = _own_text(spec).partition(spec.secret)
+    if not secret:
+        raise _ImpossibleError(f"the text does not say its secret {spec.secret!r}")
+    end = prefix_token_count + len(tokenizer.tokens(before + secret))
+    loaded_token_count = prompt.full_block_count * block_size
+    if end > loaded_token_count:
+        raise _ImpossibleError(
+            f"the secret ends at token {end}, but only the first {loaded_token_count} of "
+            f"{len(prompt.token_ids)} tokens are loaded"
+        )
+
+
+def _check_shares_no_more(prompt: Prompt, spec: PromptSpec, built: Mapping[str, Prompt], block_size: int) -> None:
+    if not spec.share_with:
+        return
+    following = slice(spec.shared_blocks * block_size, (spec.shared_blocks + 1) * block_size)
+    if prompt.token_ids[following] == built[spec.share_with].token_ids[following]:
+        raise _ImpossibleError(f"shares more than {spec.shared_blocks} blocks with {spec.share_with}: change its text")
+
+
+def _report(specs: Sequence[PromptSpec], problems: Mapping[str, str], block_size: int) -> str:
+    lines = [f"  {problems[spec.id]} @ prompts.{spec.id}" for spec in specs if spec.id in problems]
+    return "\n".join([f"prompts that cannot be built with blocks of {block_size} tokens:", *lines])

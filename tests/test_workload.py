@@ -1,0 +1,142 @@
+"""Prompts have exactly the tokens and blocks that a matrix file asks for; here a token is a character."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.errors import UsageError
+from harness.records import PromptSpec
+from harness.workload import build_prompts, full_block_count
+
+BLOCK_SIZE = 4
+TEXT = "The word is owl.\nA long story.\nThe word is"
+SECRET = PromptSpec("harbour", TEXT, 60, "owl")
+
+
+def characters(text: str) -> tuple[int, ...]:
+    return tuple(map(ord, text))
+
+
+def joined(token_ids: tuple[int, ...]) -> str:
+    return "".join(map(chr, token_ids))
+
+
+def text_of(*specs: PromptSpec) -> str:
+    return build_prompts(specs, characters, joined, BLOCK_SIZE)[specs[-1].id].text
+
+
+def problems(*specs: PromptSpec) -> list[str]:
+    with pytest.raises(UsageError) as caught:
+        build_prompts(specs, characters, joined, BLOCK_SIZE)
+    return str(caught.value).splitlines()[1:]
+
+
+def test_text_without_a_count_is_used_as_it_is() -> None:
+    prompt = build_prompts([PromptSpec("plain", "Hi Hi Hi Bob")], characters, joined, BLOCK_SIZE)["plain"]
+    assert prompt.token_ids == characters("Hi Hi Hi Bob")
+    assert prompt.text == "Hi Hi Hi Bob"
+    assert prompt.full_block_count == 2
+
+
+@pytest.mark.parametrize(("token_count", "blocks"), [(1, 0), (4, 0), (5, 1), (8, 1), (9, 2), (0, 0)])
+def test_the_last_token_is_never_loaded(token_count: int, blocks: int) -> None:
+    assert full_block_count(token_count, BLOCK_SIZE) == blocks
+
+
+def test_a_story_is_cut_between_secret_and_question() -> None:
+    spec = PromptSpec("harbour", TEXT, 36, "owl")
+    assert text_of(spec) == "The word is owl.\nA long \nThe word is"
+
+
+def test_a_story_that_is_too_short_is_repeated() -> None:
+    assert text_of(SECRET) == "The word is owl.\nA long story.\nA long story.\nA l\nThe word is"
+
+
+def test_a_count_that_leaves_no_story_keeps_first_and_last_line() -> None:
+    assert text_of(PromptSpec("harbour", TEXT, 28, "owl")) == "The word is owl.\nThe word is"
+
+
+def test_a_text_of_one_line_is_cut_and_repeated_as_a_whole() -> None:
+    assert text_of(PromptSpec("plain", "abc", 10)) == "abcabcabca"
+
+
+@given(token_count=st.integers(28, 300), block_size=st.integers(1, 12))
+def test_counts_are_exact(token_count: int, block_size: int) -> None:
+    spec = PromptSpec("harbour", TEXT, token_count, "owl")
+    prompt = build_prompts([spec], characters, joined, block_size)["harbour"]
+    assert len(prompt.token_ids) == token_count
+    assert prompt.full_block_count == (token_count - 1) // block_size
+    assert prompt.text.startswith("The word is owl.")
+    assert prompt.text.endswith("\nThe word is")
+    assert prompt.secret == "owl"
+
+
+@given(shared_blocks=st.integers(1, 14))
+def test_exactly_the_shared_blocks_are_equal(shared_blocks: int) -> None:
+    sharer = PromptSpec("ferry", "My word: fox.\nNo story.\nMy word:", 120, "fox", "harbour", shared_blocks)
+    built = build_prompts([sharer, SECRET], characters, joined, BLOCK_SIZE)
+    assert list(built) == ["ferry", "harbour"]
+    own, other = built["ferry"].token_ids, built["harbour"].token_ids
+    border, following = shared_blocks * BLOCK_SIZE, (shared_blocks + 1) * BLOCK_SIZE
+    assert len(own) == 120
+    assert own[:border] == other[:border]
+    assert own[border:following] != other[border:following]
+    assert built["ferry"].text[border:].startswith("\nMy word: fox.\nNo story.")
+
+
+def test_a_text_without_a_count_follows_the_shared_prefix() -> None:
+    assert text_of(SECRET, PromptSpec("ferry", "Go.", share_with="harbour", shared_blocks=3)) == "The word is \nGo."
+
+
+def test_special_tokens_come_once_and_count() -> None:
+    ferry = PromptSpec("ferry", "Go.", share_with="harbour", shared_blocks=3)
+    built = build_prompts([SECRET, ferry], lambda text: (1, *characters(text)), joined, BLOCK_SIZE)
+    assert len(built["harbour"].token_ids) == 60
+    assert built["harbour"].text.startswith("\x01The word is owl.\nA long")
+    assert built["ferry"].text == "\x01The word is\nGo."
+
+
+@pytest.mark.parametrize(
+    ("specs", "problem"),
+    [
+        (
+            [PromptSpec("harbour", TEXT, 27, "owl")],
+            "token_count is 27, but at least 28 are needed: 0 before the text, 16 for the first line, 12 for the last",
+        ),
+        ([PromptSpec("empty", "", 12)], "the text is empty"),
+        ([PromptSpec("tiny", "abcd")], "4 tokens give 0 blocks that can be loaded, but 1 are needed: at least 5"),
+        (
+            [PromptSpec("late", "The word is owl", secret="owl")],
+            "the secret ends at token 15, but only the first 12 of 15",
+        ),
+        ([PromptSpec("mute", "The word is not said", secret="owl")], "the text does not say its secret 'owl'"),
+        (
+            [SECRET, PromptSpec("ferry", "Go.", 0, "", "harbour", 15)],
+            "shares 15 blocks with harbour, of which only 14 can be loaded",
+        ),
+        (
+            [SECRET, PromptSpec("ferry", "Go", 20, "", "harbour", 5)],
+            "20 tokens give 4 blocks that can be loaded, but 5",
+        ),
+        ([SECRET, PromptSpec("ferry", "a\nb\nc", 12, "", "harbour", 3)], "at least 16 are needed: 12 before the text"),
+        ([PromptSpec("ferry", "Go", 20, "", "harbour", 5)], "shares blocks with harbour, which could not be built"),
+        (
+            [PromptSpec("one", "abcd\nefg"), PromptSpec("two", "efghij", share_with="one", shared_blocks=1)],
+            "shares more than 1 blocks with one: change its text",
+        ),
+    ],
+    ids=lambda value: value[-1].id if isinstance(value, list) else "",
+)
+def test_an_impossible_prompt_says_why(specs: list[PromptSpec], problem: str) -> None:
+    assert problem in problems(*specs)[-1]
+    assert problems(*specs)[-1].endswith(f"@ prompts.{specs[-1].id}")
+
+
+def test_all_impossible_prompts_are_listed_in_the_order_of_the_file() -> None:
+    ferry = PromptSpec("ferry", "Go.", 0, "", "harbour", 99)
+    assert [line.split(" @ ")[1] for line in problems(ferry, SECRET, PromptSpec("tiny", "a"))] == [
+        "prompts.ferry",
+        "prompts.tiny",
+    ]
