@@ -499,6 +499,14 @@ PRECONDITIONS = [
         INCONCLUSIVE,
     ),
     Case(
+        "fault-without-a-load",
+        cell(REPORT, "middle", load=LoadMode.OFF),
+        lambda seen: seen,
+        UNPROVEN,
+        {"fault-fired"},
+        INCONCLUSIVE,
+    ),
+    Case(
         "store-failed-a-block",
         MIX,
         add_event(EventName.FAILED, BYSTANDER_TAG, (2,)),
@@ -577,6 +585,14 @@ OTHER_MODE = [
         "loaded-async-for-sync",
         MIX,
         lambda seen: change_events(seen, lambda e: replace(e, mode="async")),
+        Outcome.NOT_RUN,
+        {"load-mode"},
+        Status.SKIPPED,
+    ),
+    Case(
+        "bystander-loaded-async-for-sync",
+        MIX,
+        lambda seen: change_events(seen, lambda e: replace(e, mode="async") if e.request == BYSTANDER_TAG else e),
         Outcome.NOT_RUN,
         {"load-mode"},
         Status.SKIPPED,
@@ -887,7 +903,17 @@ OK = [
     ("own-secret", MIX, fields(Role.VICTIM, text="saffron")),
     ("silent-with-a-secret", SILENT_MIX, fields(Role.VICTIM, text="pelican")),
     ("no-canary-without-a-fault", NO_FAULT_MIX, lambda seen: replace(seen, requests=seen.requests[:-1])),
-    ("stopped", NO_FAULT_MIX, lambda seen: seen),
+    ("nothing-offered-is-sync-by-name", ASYNC_MIX, add_event(EventName.OFFERED, CANARY_TAG)),
+    (
+        "each-request-loads-its-own-way",
+        replace(MIX, requests=(*MIX.requests[:2], replace(MIX.requests[2], load=ASYNC))),
+        lambda seen: seen,
+    ),
+    (
+        "canary-in-the-plan",
+        replace(MIX, requests=(*MIX.requests, request(Role.CANARY))),
+        lambda seen: replace(seen, requests=seen.requests[:-1]),
+    ),
 ]
 
 
@@ -976,6 +1002,19 @@ class TestFindings:
         assert (found["fault-fired"].expected, found["fault-fired"].got) == ("report 3", "report 4 5")
         assert found["nothing-else-failed"].detail == "tag-victim block 3"
         assert (found["failure-reported"].expected, found["failure-reported"].got) == ("4 5", "3")
+
+    def test_say_which_way_was_loaded(self) -> None:
+        verdict, _ = judged(ASYNC_MIX, alter_events(EventName.PLANNED, mode="sync")(observation(ASYNC_MIX)))
+        found = {f.request: f for f in verdict.findings if f.check == "load-mode"}
+        victim, bystander = found[VICTIM_TAG], found[BYSTANDER_TAG]
+        assert (victim.ok, victim.expected, victim.got) == (False, "async", "sync")
+        assert victim.detail == "this connector does not load the way the cell asks for"
+        assert (bystander.ok, bystander.expected, bystander.got, bystander.detail) == (True, "async", "async", "")
+
+    def test_say_that_the_engine_never_came_to_rest(self) -> None:
+        for settled, detail in ((True, ""), (False, "waiting for the engine to come to rest was given up")):
+            verdict, _ = judged(MIX, replace(observation(MIX), settled=settled))
+            assert [f.detail for f in verdict.findings if f.check == "nothing-leaked"] == [detail]
 
     def test_of_a_clean_failure(self) -> None:
         verdict, _ = judged(FAIL)
