@@ -280,7 +280,7 @@ def _wanted(case: Case, record: RequestRecord) -> str:
 
 def _may_fail(case: Case, record: RequestRecord) -> bool:
     """Whether policy `fail` allows this request an error: its own load was bad, or it shares the bad block."""
-    if case.cell.policy != FAIL_POLICY or case.cell.fault.kind not in REPORTED_KINDS:
+    if case.cell.policy != FAIL_POLICY:
         return False
     if record.planned.role is Role.SHARER:
         return shared_bad_block(case.cell, record.planned, case.prompts, case.block_size) is not None

@@ -88,6 +88,7 @@ GREEN = [
     for kind, blocks in (
         (NONE, "all"),
         (DELAY, "all"),
+        (DELAY, "first"),
         (SILENT, "first"),
         (REPORT, "first"),
         (REPORT, "middle"),
@@ -861,6 +862,16 @@ MISSED = [
     Case(
         "silent-equals-recompute", SILENT_MIX, answer(Role.VICTIM, whole(RECOMPUTE)), Outcome.MISSED, {"control-caught"}
     ),
+    Case(
+        "silent-loaded-twice-equals-recompute",
+        SILENT_MIX,
+        both(
+            add_event(EventName.PLANNED, VICTIM_TAG, tuple(range(BLOCK_COUNT))),
+            answer(Role.VICTIM, whole(RECOMPUTE)),
+        ),
+        Outcome.MISSED,
+        {"control-caught"},
+    ),
     Case("silent-refused", SILENT_MIX, answer(Role.VICTIM, refused()), Outcome.MISSED, {"control-caught"}),
     Case("silent-half", SILENT_MIX, fields(Role.VICTIM, finish_reason=""), Outcome.MISSED, {"control-caught"}),
     Case(
@@ -950,6 +961,19 @@ def test_one_victim_of_two_that_recovers_under_fail_is_not_a_clean_failure() -> 
     assert verdict.evidence == Evidence(2 * BLOCK_COUNT, 0, 2, 2)
 
 
+def test_a_victim_without_a_fault_need_not_fail() -> None:
+    one = cell(REPORT, "middle", policy="fail")
+    watched = request(Role.VICTIM, prompt_id="bystander")
+    beside = observation(replace(one, requests=(watched,)), canary=False)
+    seen = observation(one)
+    records = (*seen.requests, replace(beside.requests[0], tag="tag-watched"))
+    events = seen.events + tuple(replace(e, request="tag-watched") for e in beside.events)
+    verdict, code = judged(
+        replace(one, requests=(*one.requests, watched)), replace(seen, requests=records, events=events)
+    )
+    assert (verdict.outcome, broken_checks(verdict), code) == (Outcome.FAILED_CLEANLY, set(), 0)
+
+
 def test_a_cell_without_a_victim_proves_nothing() -> None:
     of = replace(cell(), requests=(request(Role.BYSTANDER),), control=False)
     verdict, code = judged(of)
@@ -1002,6 +1026,15 @@ class TestFindings:
         assert (found["fault-fired"].expected, found["fault-fired"].got) == ("report 3", "report 4 5")
         assert found["nothing-else-failed"].detail == "tag-victim block 3"
         assert (found["failure-reported"].expected, found["failure-reported"].got) == ("4 5", "3")
+
+    def test_name_the_absence_of_blocks(self) -> None:
+        verdict, _ = judged(MIX, drop_events(*EventName)(observation(MIX)))
+        found = {f.check: f for f in verdict.findings if f.request == VICTIM_TAG}
+        assert found["kv-loaded"].got == "planned none, loaded none"
+        assert found["fault-fired"].got == "nothing"
+        assert found["failure-reported"].got == "none"
+        (oracle,) = (f for f in verdict.findings if f.check == "oracle-loaded" and f.detail == "recompute of victim")
+        assert (oracle.expected, oracle.got) == ("none", "none; none")
 
     def test_say_which_way_was_loaded(self) -> None:
         verdict, _ = judged(ASYNC_MIX, alter_events(EventName.PLANNED, mode="sync")(observation(ASYNC_MIX)))
@@ -1493,12 +1526,12 @@ class TestNotRun:
     def test_with_a_harness_error(self) -> None:
         verdict, code = judged(MIX, replace(observation(MIX), error="no such container", skipped="too"))
         assert (verdict.outcome, verdict.status, code) == (Outcome.NOT_RUN, Status.ERROR, 3)
-        assert [f.detail for f in verdict.findings] == ["no such container"]
+        assert [(f.check, f.ok, f.detail) for f in verdict.findings] == [("observed", False, "no such container")]
 
     def test_skipped(self) -> None:
         verdict, code = judged(MIX, replace(observation(MIX), skipped="no Docker socket"))
         assert (verdict.outcome, verdict.status, code) == (Outcome.NOT_RUN, Status.SKIPPED, 0)
-        assert [(f.check, f.detail) for f in verdict.findings] == [("stack-suffices", "no Docker socket")]
+        assert [(f.check, f.ok, f.detail) for f in verdict.findings] == [("stack-suffices", False, "no Docker socket")]
 
     def test_verdicts_come_in_the_order_of_the_cells(self) -> None:
         cells = [replace(MIX, id=name) for name in ("b", "a", "c")]
