@@ -22,7 +22,7 @@ BAD_BLOCK_KINDS = REPORTED_KINDS | {FaultKind.SILENT}
 def needed(cells: Iterable[Cell], prompts: Mapping[str, Prompt], block_size: int) -> tuple[OracleKey, ...]:
     """Every oracle that judging `cells` takes, once each, in the order of the plan.
 
-    For each prompt that a cell uses at least reuse and recompute: their agreement is what near ties are measured by.
+    Of a victim's prompt always reuse and recompute: their agreement is also what near ties are measured by.
     """
     return tuple(dict.fromkeys(key for cell in cells for key in _needed_for(cell, prompts, block_size)))
 
@@ -96,7 +96,9 @@ def recompute(cell: Cell, prompt_id: str) -> OracleKey:
 def _needed_for(cell: Cell, prompts: Mapping[str, Prompt], block_size: int) -> Iterator[OracleKey]:
     for request in cell.requests:
         yield reuse(cell, request.prompt_id)
-        yield recompute(cell, request.prompt_id)
+        if request.role is Role.VICTIM:
+            # Its canary may find nothing left and compute everything.
+            yield recompute(cell, request.prompt_id)
         yield from acceptable(cell, request, prompts, block_size)
 
 

