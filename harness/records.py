@@ -6,7 +6,6 @@ as JSON and read back (harness/storage.py).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -304,7 +303,7 @@ class EngineInfo:
     """What an engine was started with: environment names and their values, and vLLM's command line."""
 
     versions: Versions
-    settings: Mapping[str, str]
+    settings: dict[str, str]
     command: tuple[str, ...]
 
 
@@ -318,7 +317,7 @@ class RunInfo:
     matrix: str
     stack: str
     versions: Versions
-    engines: Mapping[str, EngineInfo]
+    engines: dict[str, EngineInfo]
     command: str
     started_at_s: float
     block_size: int
