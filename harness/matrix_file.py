@@ -127,7 +127,7 @@ class CellsEntry(Entry):
     fault: FaultEntry = FaultEntry()
     workload: WorkloadEntry
     expect: Literal["loaded", "recovered", "failed-cleanly", "caught"] | None = None
-    max_tokens: int = Field(10, ge=1)
+    max_tokens: int = Field(8, ge=1)
     deadline_s: float = Field(60.0, gt=0)
     control: bool | None = None
 

@@ -1,4 +1,4 @@
-"""The phases of a run, one after the other: start, prefill, warm-up, oracles, cells, verdicts.
+"""The phases of a run, one after the other: start, prefill, oracles, cells, verdicts.
 
 `run_matrix.py` calls `run` on a stack and `judge_again` on a stored run; both end in a Report. Everything observed
 is saved before it is judged.
@@ -117,9 +117,7 @@ def _observe(
     watcher: Watcher,
 ) -> None:
     with clock.phase("prefill"):
-        _prefill(runner, prompts)
-    with clock.phase("warm-up"):
-        _warm_up(runner, plan, prompts)
+        _prefill(runner, plan, prompts)
     with clock.phase("oracles"):
         oracles = _measure(runner, needed(plan.cells, prompts, block_size))
         folder.save_oracles(oracles)
@@ -194,19 +192,23 @@ def _prompts(plan: Plan, stack: Stack, block_size: int) -> Mapping[str, Prompt]:
     return build_prompts(plan.prompts, client.tokenize, client.detokenize, block_size)
 
 
-def _prefill(runner: Runner, prompts: Mapping[str, Prompt]) -> None:
-    for prompt in prompts.values():
-        completion = runner.prefill(prompt)
-        if completion.status_code != 200 or completion.error:
-            raise StackError(f"prefill of prompt {prompt.id} failed: HTTP {completion.status_code} {completion.error}")
-
-
-def _warm_up(runner: Runner, plan: Plan, prompts: Mapping[str, Prompt]) -> None:
-    shortest = min(prompts.values(), key=lambda prompt: len(prompt.token_ids))
-    services = dict.fromkeys((BASELINE, *(cell.engine for cell in plan.cells)))
+def _prefill(runner: Runner, plan: Plan, prompts: Mapping[str, Prompt]) -> None:
+    """Save every prompt's KV; the decode engines warm up on the first one meanwhile."""
+    first, *others = sorted(prompts.values(), key=lambda prompt: len(prompt.token_ids))
+    _prefill_one(runner, first)
+    services = tuple(dict.fromkeys((BASELINE, *(cell.engine for cell in plan.cells))))
     with ThreadPoolExecutor(len(services)) as pool:
-        for done in [pool.submit(runner.warm_up, service, shortest) for service in services]:
-            done.result()
+        warm_ups = [pool.submit(runner.warm_up, service, first) for service in services]
+        for prompt in others:
+            _prefill_one(runner, prompt)
+        for warm_up in warm_ups:
+            warm_up.result()
+
+
+def _prefill_one(runner: Runner, prompt: Prompt) -> None:
+    completion = runner.prefill(prompt)
+    if completion.status_code != 200 or completion.error:
+        raise StackError(f"prefill of prompt {prompt.id} failed: HTTP {completion.status_code} {completion.error}")
 
 
 def _measure(runner: Runner, keys: tuple[OracleKey, ...]) -> tuple[OracleRun, ...]:

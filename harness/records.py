@@ -125,7 +125,7 @@ class Cell:
     requests: tuple[PlannedRequest, ...]
     expected: Outcome
     why: str
-    max_tokens: int = 10
+    max_tokens: int = 8
     deadline_s: float = 60.0
     control: bool = False
     report: str = ""
@@ -178,7 +178,7 @@ class OracleKey:
     prompt_id: str
     kind: OracleKind
     blocks: int = 0
-    max_tokens: int = 10
+    max_tokens: int = 8
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,9 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError
 
 ROOT = Path(__file__).resolve().parent.parent
+STARTUP = ROOT / "services" / "startup"
+"""Holds the sitecustomize module of the engine's processes."""
+
 if not __package__:
     # Run as a script, Python searches this folder first, where our file names could hide other modules.
     sys.path[0] = str(ROOT)
@@ -190,7 +193,7 @@ def engine_environment(env: Mapping[str, str]) -> dict[str, str]:
 
     Raises SettingsError.
     """
-    search_path = [str(ROOT), *filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]
+    search_path = [str(ROOT), str(STARTUP), *filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]
     offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"} if settings(env).model_is_local else {}
     return {
         **env,
