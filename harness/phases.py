@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import Empty, Queue
 
-from harness.errors import StackError
 from harness.judge import cell_judge, exit_code, judge
 from harness.oracles import needed
 from harness.records import (
@@ -92,7 +91,7 @@ class Clock:
 def run(plan: Plan, stack: Stack, folder: RunFolder, invocation: Invocation, watcher: Watcher) -> Report:
     """Run `plan` on `stack`, which is started and stopped here. Raises HarnessError when the stack breaks."""
     clock = Clock(watcher)
-    with stack:
+    with stack, _kept_evidence(stack, folder):
         with clock.phase("start"):
             stack.wait_ready(stack.services, START_DEADLINE_S, watcher.waiting)
         info = _describe(stack, folder, invocation)
@@ -105,6 +104,15 @@ def run(plan: Plan, stack: Stack, folder: RunFolder, invocation: Invocation, wat
         finally:
             folder.save_timing(clock.timing())
     return judge_again(folder)
+
+
+@contextmanager
+def _kept_evidence(stack: Stack, folder: RunFolder) -> Iterator[None]:
+    """However the run ends, its folder has the engines' logs and journals; containers take theirs with them."""
+    try:
+        yield
+    finally:
+        folder.save_evidence(stack.evidence_dir)
 
 
 def _observe(
@@ -195,20 +203,14 @@ def _prompts(plan: Plan, stack: Stack, block_size: int) -> Mapping[str, Prompt]:
 def _prefill(runner: Runner, plan: Plan, prompts: Mapping[str, Prompt]) -> None:
     """Save every prompt's KV; the decode engines warm up on the first one meanwhile."""
     first, *others = sorted(prompts.values(), key=lambda prompt: len(prompt.token_ids))
-    _prefill_one(runner, first)
+    runner.prefill(first)
     services = tuple(dict.fromkeys((BASELINE, *(cell.engine for cell in plan.cells))))
     with ThreadPoolExecutor(len(services)) as pool:
         warm_ups = [pool.submit(runner.warm_up, service, first) for service in services]
         for prompt in others:
-            _prefill_one(runner, prompt)
+            runner.prefill(prompt)
         for warm_up in warm_ups:
             warm_up.result()
-
-
-def _prefill_one(runner: Runner, prompt: Prompt) -> None:
-    completion = runner.prefill(prompt)
-    if completion.status_code != 200 or completion.error:
-        raise StackError(f"prefill of prompt {prompt.id} failed: HTTP {completion.status_code} {completion.error}")
 
 
 def _measure(runner: Runner, keys: tuple[OracleKey, ...]) -> tuple[OracleRun, ...]:

@@ -58,9 +58,12 @@ class Runner:
         self._prompts = prompts
         self._progress = progress
 
-    def prefill(self, prompt: Prompt) -> Completion:
-        """Have the producer compute and save a prompt's KV."""
-        return self._complete(PREFILL, prompt, LoadControl(tag=f"prefill.{prompt.id}"), max_tokens=1)
+    def prefill(self, prompt: Prompt) -> None:
+        """Have the producer compute and save a prompt's KV. Raises StackError when it cannot."""
+        completion = self._complete(PREFILL, prompt, LoadControl(tag=f"prefill.{prompt.id}"), max_tokens=1)
+        if completion.status_code != 200 or completion.error:
+            what = f"prefill of prompt {prompt.id} failed: HTTP {completion.status_code} {completion.error}"
+            raise StackError(self._stack.report(PREFILL, what))
 
     def warm_up(self, service: str, prompt: Prompt) -> None:
         """Take the first, slow requests of each kind (compute, sync load, async load) out of what is measured."""

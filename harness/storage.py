@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tempfile
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -188,6 +189,12 @@ class RunFolder:
     def load_verdicts(self) -> tuple[Verdict, ...]:
         """Of every cell that was judged, in the order of the plan."""
         return tuple(self.load_verdict(cell_id) for cell_id in self._cells_with("verdict.json"))
+
+    def save_evidence(self, evidence_dir: Path) -> None:
+        """Copy the engines' logs and journals to `evidence/`, unless they lie there already."""
+        kept = self.path / "evidence"
+        if evidence_dir.resolve() != kept.resolve() and evidence_dir.is_dir():
+            shutil.copytree(evidence_dir, kept, copy_function=shutil.copyfile)
 
     def cell_path(self, cell_id: str) -> Path:
         """The folder with a cell's evidence."""

@@ -97,13 +97,21 @@ class Stack(ABC):
         path = self.evidence_dir / service / ENGINE_INFO_NAME
         return TypeAdapter(EngineInfo).validate_json(path.read_bytes()) if path.exists() else None
 
+    def report(self, service: str, what: str) -> str:
+        """What happened to a service, with its last log lines and where the log lies."""
+        lines = self.log_tail(service, LOG_LINE_COUNT)
+        path = self._log_path(service)
+        if not lines:
+            return f"{service}: {what}; no log at {path}"
+        return "\n".join([f"{service}: {what}; log: {path}, its last lines:", *(f"  | {line}" for line in lines)])
+
     def first_exit(self) -> str | None:
         """Which service has ended for good, with exit code and log; None where all still live.
 
         For a harness that is told to stop (Compose ends all containers as soon as one exits) and wants to say why.
         """
         ended = ((service, self._end_of(service)) for service in self.services)
-        return next((self._report(service, end) for service, end in ended if end), None)
+        return next((self.report(service, end) for service, end in ended if end), None)
 
     def wait_ready(self, services: Iterable[str], deadline_s: float, progress: Progress) -> None:
         """Wait until all `services` answer; tell `progress` what is awaited, on change and every NOTICE_S seconds.
@@ -118,7 +126,7 @@ class Stack(ABC):
         try:
             attempts(self._all_ready, awaited)
         except RetryError:
-            late = (self._report(service, f"still not ready after {deadline_s:g} s") for service in awaited.services)
+            late = (self.report(service, f"still not ready after {deadline_s:g} s") for service in awaited.services)
             raise StackError("\n".join(late)) from None
 
     def _all_ready(self, awaited: _Awaited) -> bool:
@@ -141,13 +149,6 @@ class Stack(ABC):
         life = self._life(service).read()
         gave_up = life.gave_up_since(self._opened_at_s)
         return f"the engine ended before it was ready ({life.exit_reason})" if gave_up else ""
-
-    def _report(self, service: str, what: str) -> str:
-        lines = self.log_tail(service, LOG_LINE_COUNT)
-        path = self._log_path(service)
-        if not lines:
-            return f"{service}: {what}; no log at {path}"
-        return "\n".join([f"{service}: {what}; log: {path}, its last lines:", *(f"  | {line}" for line in lines)])
 
     def _log_path(self, service: str) -> Path:
         return self.evidence_dir / service / ENGINE_LOG_NAME
