@@ -123,6 +123,7 @@ class _Draft:
     prompt_token_count: int = 0
     ttft_s: float = 0.0
     timed_out: bool = False
+    broken_off: bool = False
 
     def elapsed_s(self) -> float:
         return time.monotonic() - self.began_s
@@ -147,6 +148,10 @@ class _Draft:
         if choice.logprobs:
             self.top += [_top_list(entry or {}) for entry in choice.logprobs.top_logprobs]
 
+    def break_off(self, error: str) -> None:
+        self.broken_off = True
+        self.error = error
+
     def time_out(self) -> None:
         self.timed_out = True
         self.error = f"no complete answer within {self.deadline_s:g} s"
@@ -163,6 +168,7 @@ class _Draft:
             ttft_s=self.ttft_s,
             duration_s=self.elapsed_s(),
             timed_out=self.timed_out,
+            broken_off=self.broken_off,
         )
 
 
@@ -194,9 +200,9 @@ class EngineClient:
             body = _completion_body(self.model_name(deadline_s), prompt_token_ids, control, max_tokens, stream)
             self._exchange(draft, body, control.tag)
         except ValidationError as error:
-            draft.error = f"the answer cannot be read: {_first_problem(error)}"
+            draft.break_off(f"the answer cannot be read: {_first_problem(error)}")
         except (StackError, requests.RequestException, urllib3.exceptions.HTTPError) as error:
-            draft.error = root_cause(error)
+            draft.break_off(root_cause(error))
         if draft.timed_out or draft.remaining_s() <= 0:
             draft.time_out()
         return draft.to_completion()
@@ -402,7 +408,8 @@ def _receive_stream(draft: _Draft, response: requests.Response) -> None:
         draft.add(data)
         if draft.token_ids and not draft.ttft_s:
             draft.ttft_s = draft.elapsed_s()
-    draft.error = draft.error or "the stream ended without [DONE]"
+    if not draft.error:
+        draft.break_off("the stream ended without [DONE]")
 
 
 def _top_list(entry: dict[str, float]) -> tuple[TokenChoice, ...]:

@@ -74,7 +74,7 @@ def answer_problem(got: Completion, prompt: Prompt) -> str:
 
 def failed_cleanly(got: Completion, *, stream: bool) -> bool:
     """Whether the request got an error (HTTP 5xx, or an error event in its stream), no text and no tokens."""
-    if got.timed_out or got.text or got.token_ids or got.finish_reason not in ("", "error"):
+    if got.timed_out or got.broken_off or got.text or got.token_ids or got.finish_reason not in ("", "error"):
         return False
     return 500 <= got.status_code < 600 or (stream and got.status_code == 200 and got.error != "")
 

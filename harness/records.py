@@ -156,7 +156,8 @@ class TokenChoice:
 @dataclass(frozen=True)
 class Completion:
     """What the client saw of one request. `status_code` 0: no HTTP answer (`error` says why, e.g. connection
-    reset or deadline). `error` is also the engine's error body, or the error event of a stream.
+    reset or deadline). `error` is also the engine's error body, or the error event of a stream. `broken_off`: the
+    engine did not say that error, the answer just did not come, end or make sense.
     `top` has, per generated token, the top-k list in descending order. `ttft_s` is 0 for a plain request."""
 
     status_code: int
@@ -169,6 +170,7 @@ class Completion:
     ttft_s: float = 0.0
     duration_s: float = 0.0
     timed_out: bool = False
+    broken_off: bool = False
 
 
 @dataclass(frozen=True)

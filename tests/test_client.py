@@ -105,7 +105,7 @@ def test_an_error_body_is_an_observation(engine: FakeServer, streamed: bool) -> 
     engine.behaviours[COMPLETIONS] = refuse(500, json.dumps(ERROR).encode())
     got = complete(engine, streamed=streamed)
     assert (got.status_code, got.error) == (500, "InternalServerError: Internal server error")
-    assert got.token_ids == ()
+    assert (got.token_ids, got.broken_off) == ((), False)
 
 
 def test_an_error_body_that_is_not_vllms(engine: FakeServer) -> None:
@@ -117,7 +117,7 @@ def test_an_error_event_keeps_the_tokens_before_it(engine: FakeServer) -> None:
     engine.behaviours[COMPLETIONS] = stream(PARIS_EVENT, ERROR)
     got = complete(engine, streamed=True)
     assert (got.status_code, got.error) == (200, "InternalServerError: Internal server error")
-    assert got.token_ids == (7042,)
+    assert (got.token_ids, got.broken_off) == ((7042,), False)
 
 
 def test_half_a_stream_is_an_error(engine: FakeServer) -> None:
@@ -126,7 +126,7 @@ def test_half_a_stream_is_an_error(engine: FakeServer) -> None:
     assert got.status_code == 200
     assert got.token_ids == (7042,)
     assert got.error
-    assert not got.timed_out
+    assert (got.timed_out, got.broken_off) == (False, True)
 
 
 def test_a_stream_that_ends_properly_without_done_is_an_error(engine: FakeServer) -> None:
@@ -135,7 +135,8 @@ def test_a_stream_that_ends_properly_without_done_is_an_error(engine: FakeServer
         handler.send_chunk(b"")
 
     engine.behaviours[COMPLETIONS] = behave
-    assert complete(engine, streamed=True).error == "the stream ended without [DONE]"
+    got = complete(engine, streamed=True)
+    assert (got.error, got.broken_off) == ("the stream ended without [DONE]", True)
 
 
 @pytest.mark.parametrize("streamed", [False, True])

@@ -67,9 +67,10 @@ def test_the_vllm_example_connector(tmp_path: Path) -> None:
 
 
 def test_an_engine_that_dies_in_the_middle(tmp_path: Path) -> None:
-    """Its cell is red, it comes back, and the cells after it are green."""
+    """Its cell is red, it comes back, and the cells after it are green. (Also: a prefill in several chunks.)"""
     cell = "recompute-delay-sync"
-    with matrix_run(tmp_path / "runs", "--only", cell, "--only", "recompute-report-sync-last") as run:
+    only = ("--only", cell, "--only", "recompute-report-sync-last")
+    with matrix_run(tmp_path / "runs", *only, PREFILL_MAX_NUM_BATCHED_TOKENS="64") as run:
         run.wait_for("oracles")
         journal = run.folder / "evidence" / "decode-recompute" / "journal.jsonl"
         _wait_for_text(journal, f'"planned","service":"decode-recompute".*{cell}')

@@ -668,6 +668,13 @@ CLAIMS = [
     Case(
         "empty-stream-without-an-error", FAIL_STREAM, answer(Role.VICTIM, Completion(200)), Outcome.WRONG_OUTPUT, WRONG
     ),
+    Case(
+        "stream-broken-off",
+        FAIL_STREAM,
+        answer(Role.VICTIM, replace(refused(200), broken_off=True)),
+        Outcome.WRONG_OUTPUT,
+        WRONG,
+    ),
     Case("stream-refused", FAIL_STREAM, answer(Role.VICTIM, refused(400)), Outcome.WRONG_OUTPUT, WRONG),
     Case("stream-reset", FAIL_STREAM, answer(Role.VICTIM, refused(0)), Outcome.WRONG_OUTPUT, WRONG),
     Case("reuse-for-partial", MIX, answer(Role.VICTIM, whole(REUSE)), Outcome.WRONG_OUTPUT, WRONG),

@@ -1,0 +1,204 @@
+"""The power of the whole harness: an honest engine is green, and each way to be wrong turns just the right cells.
+
+Everything between the HTTP answers of four simulated engines and the exit code is the product.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from harness import phases, runner
+from harness.plan import load_plan, select_cells
+from harness.records import Cell, Outcome, Plan, Report, Status, Verdict
+from harness.storage import RunFolder
+from tests.simulated_engine import simulated_stack
+from tests.ways_to_be_wrong import Wrong
+
+MATRIX = Path(__file__).resolve().parents[1] / "harness" / "matrix" / "example.yaml"
+EXAMPLE = load_plan(MATRIX)
+
+MIDDLE = ("*-report-*-middle",)
+USUAL = (*MIDDLE, "*-report-*-mix", "*-stream")
+"""With the controls: every workload and policy once."""
+
+DEADLINE_S = 1.0
+"""Of cells in which the engine hangs."""
+SETTLE_DEADLINE_S = 0.2
+"""For engines that never come to rest; ten seconds otherwise."""
+
+Verdicts = tuple[Outcome, Status]
+
+FAILED_CLEANLY = (Outcome.FAILED_CLEANLY, Status.PASS)
+CRASHED = (Outcome.CRASHED, Status.FAIL)
+HUNG = (Outcome.HUNG, Status.FAIL)
+LEAKED = (Outcome.LEAKED, Status.FAIL)
+POISONED = (Outcome.POISONED, Status.FAIL)
+COLLATERAL = (Outcome.COLLATERAL, Status.FAIL)
+UNREPORTED = (Outcome.UNREPORTED, Status.FAIL)
+WRONG_OUTPUT = (Outcome.WRONG_OUTPUT, Status.FAIL)
+UNEXPECTED_RECOVERY = (Outcome.RECOVERED, Status.FAIL)
+MISSED = (Outcome.MISSED, Status.INCONCLUSIVE)
+UNPROVEN = (Outcome.UNPROVEN, Status.INCONCLUSIVE)
+SKIPPED = (Outcome.NOT_RUN, Status.SKIPPED)
+
+
+@dataclass(frozen=True)
+class Case:
+    """`verdicts`: by glob of cell ids, the first that matches; every other cell passes. `finding`: a check that must
+    be broken in each cell that does not pass, unless its controls are all that is wrong with it."""
+
+    wrong: Wrong
+    verdicts: Mapping[str, Verdicts]
+    exit_code: int
+    finding: str
+    patterns: tuple[str, ...] = field(default=USUAL)
+
+
+CASES = (
+    Case(
+        Wrong.GARBAGE_AFTER_RECOVERY,
+        {"recompute-report-*": WRONG_OUTPUT, "recompute-drop-*": WRONG_OUTPUT},
+        1,
+        "victim-equals-oracle",
+        ("recompute-*",),
+    ),
+    Case(Wrong.ANSWERS_SWAPPED, {"*-mix": WRONG_OUTPUT}, 1, "foreign-secret"),
+    Case(Wrong.STALE_ANSWER, {"recompute-report-*": WRONG_OUTPUT}, 1, "victim-equals-oracle", MIDDLE),
+    Case(Wrong.TOKEN_MISSING, {"recompute-report-*": WRONG_OUTPUT}, 1, "victim-equals-oracle"),
+    Case(Wrong.FINISH_REASON, {"recompute-report-*": WRONG_OUTPUT}, 1, "victim-equals-oracle"),
+    Case(Wrong.PROMPT_TOKEN_COUNT, {"recompute-report-*": WRONG_OUTPUT}, 1, "victim-equals-oracle"),
+    Case(
+        Wrong.ERROR_BODY_WITH_200,
+        {"fail-report-*-stream": FAILED_CLEANLY, "*-report-*": WRONG_OUTPUT},
+        1,
+        "victim-equals-oracle",
+    ),
+    Case(Wrong.ERROR_INSTEAD_OF_RECOVERY, {"recompute-report-*": WRONG_OUTPUT}, 1, "victim-equals-oracle"),
+    Case(Wrong.CONNECTION_RESET, {"*-report-*": WRONG_OUTPUT}, 1, "victim-equals-oracle"),
+    Case(Wrong.LOADED_GARBAGE, {"*-none-*": WRONG_OUTPUT, "*": UNPROVEN}, 1, "victim-equals-oracle"),
+    Case(Wrong.DELAYED_GARBAGE, {"*-delay-*": WRONG_OUTPUT}, 1, "victim-equals-oracle", ("*-delay-*",)),
+    Case(Wrong.CANARY_ERROR, {"*-silent-*": UNPROVEN, "*": POISONED}, 1, "canary-equals-oracle", MIDDLE),
+    Case(
+        Wrong.SHARER_ERROR,
+        {"fail-report-sync-*-mix": FAILED_CLEANLY, "*-mix": COLLATERAL},
+        1,
+        "sharer-equals-oracle",
+    ),
+    Case(Wrong.BYSTANDER_GARBAGE, {"*-mix": COLLATERAL}, 1, "bystander-equals-oracle"),
+    Case(Wrong.BYSTANDER_ERROR, {"*-mix": COLLATERAL}, 1, "bystander-equals-oracle"),
+    Case(Wrong.SHARER_GARBAGE, {"*-mix": COLLATERAL}, 1, "sharer-equals-oracle"),
+    Case(Wrong.POISONED_CACHE, {"*-report-*": POISONED}, 1, "canary-equals-oracle"),
+    Case(Wrong.FAIL_GIVES_GARBAGE, {"fail-report-*": WRONG_OUTPUT}, 1, "victim-equals-oracle"),
+    Case(Wrong.FAIL_GIVES_TEXT_THEN_ERROR, {"fail-report-*": WRONG_OUTPUT}, 1, "victim-equals-oracle"),
+    Case(Wrong.FAIL_RECOVERS, {"fail-report-*": UNEXPECTED_RECOVERY}, 1, "expected-outcome"),
+    Case(Wrong.FAIL_BLAMES_CLIENT, {"fail-report-*": WRONG_OUTPUT}, 1, "victim-equals-oracle"),
+    Case(Wrong.FAIL_BREAKS_STREAM_OFF, {"fail-report-*-stream": WRONG_OUTPUT}, 1, "victim-equals-oracle"),
+    Case(Wrong.FAIL_ENDS_STREAM_EMPTY, {"fail-report-*-stream": WRONG_OUTPUT}, 1, "victim-equals-oracle"),
+    Case(Wrong.DIES, {"*-report-*": CRASHED}, 1, "engine-alive"),
+    Case(Wrong.REPORTS_NOTHING, {"*-report-*": WRONG_OUTPUT}, 1, "failure-reported"),
+    Case(Wrong.REPORT_NOT_JOURNALED, {"*-report-*": UNREPORTED}, 1, "failure-reported"),
+    Case(Wrong.REPORTS_ANOTHER_BLOCK, {"*-report-*": UNPROVEN}, 2, "nothing-else-failed", MIDDLE),
+    Case(Wrong.FIRES_ELSEWHERE, {"*-report-*": UNPROVEN}, 2, "fault-fired", MIDDLE),
+    Case(Wrong.FIRES_NEVER, {"*-report-*": UNPROVEN}, 2, "fault-fired"),
+    Case(Wrong.FIRES_TWICE, {"*-report-*": UNPROVEN}, 2, "fault-fired"),
+    Case(Wrong.STORE_FAILS, {"*-report-*": UNPROVEN}, 2, "nothing-else-failed"),
+    Case(Wrong.LOADS_NOTHING, {"*": UNPROVEN}, 2, "kv-loaded"),
+    Case(Wrong.LOADS_ONE_BLOCK_LESS, {"*": UNPROVEN}, 2, "kv-loaded"),
+    Case(Wrong.LOADS_SYNC, {"*-async": SKIPPED, "*-async-*": SKIPPED}, 0, "load-mode"),
+    Case(Wrong.REJECTS_FAULTS, {"*": UNPROVEN}, 2, "control-accepted"),
+    Case(Wrong.SILENT_INVISIBLE, {"*-silent-*": MISSED, "*": UNPROVEN}, 2, "control-caught"),
+    Case(Wrong.SILENT_ERROR, {"*-silent-*": MISSED, "*": UNPROVEN}, 2, "control-caught"),
+    Case(Wrong.ORACLE_UNSTABLE, {"*": UNPROVEN}, 2, "oracle-stable"),
+    Case(Wrong.ORACLE_LOADS_NOTHING, {"*": UNPROVEN}, 2, "oracle-loaded"),
+)
+
+
+def run(plan: Plan, tmp_path: Path, wrong: Wrong = Wrong.NOTHING) -> Report:
+    folder = RunFolder.create(tmp_path / "runs", "run")
+    with simulated_stack(tmp_path / "evidence", wrong) as stack:
+        return phases.run(plan, stack, folder, phases.Invocation("example", "pytest"), phases.Watcher())
+
+
+def check(report: Report, case: Case) -> None:
+    """All cells at once, so that a failure shows the whole picture."""
+    got = {verdict.cell_id: (verdict.outcome, verdict.status) for verdict in report.verdicts}
+    assert got == {cell.id: expected(cell, case) for cell in report.cells}
+    assert report.exit_code == case.exit_code
+    turned = [verdict for verdict in report.verdicts if verdict.status is not Status.PASS]
+    assert [v.cell_id for v in turned if case.finding not in broken(v) and broken(v) != {"controls"}] == []
+
+
+def expected(cell: Cell, case: Case) -> Verdicts:
+    matching = (verdict for pattern, verdict in case.verdicts.items() if fnmatch.fnmatch(cell.id, pattern))
+    return next(matching, (cell.expected, Status.PASS))
+
+
+def broken(verdict: Verdict) -> set[str]:
+    return {finding.check for finding in verdict.findings if not finding.ok}
+
+
+def test_honest_engines_are_green_in_the_whole_example(tmp_path: Path) -> None:
+    report = run(EXAMPLE, tmp_path)
+    check(report, Case(Wrong.NOTHING, {}, 0, ""))
+    assert [
+        verdict.differences
+        for verdict in report.verdicts
+        if verdict.outcome is not Outcome.CAUGHT and verdict.differences
+    ] == []
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.wrong)
+def test_wrong_engines(case: Case, tmp_path: Path) -> None:
+    check(run(select_cells(EXAMPLE, case.patterns), tmp_path, case.wrong), case)
+
+
+@pytest.mark.parametrize("wrong", [Wrong.LEAKS_REQUEST, Wrong.LEAKS_BLOCKS])
+def test_engines_that_never_come_to_rest(wrong: Wrong, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "SETTLE_DEADLINE_S", SETTLE_DEADLINE_S)
+    case = Case(wrong, {"*-report-*": LEAKED}, 1, "nothing-leaked", MIDDLE)
+    check(run(select_cells(EXAMPLE, case.patterns), tmp_path, wrong), case)
+
+
+def test_engines_that_hang(tmp_path: Path) -> None:
+    case = Case(Wrong.HANGS, {"*-report-*": HUNG}, 1, "in-time", MIDDLE)
+    plan = select_cells(EXAMPLE, case.patterns)
+    cells = tuple(
+        replace(cell, deadline_s=DEADLINE_S) if cell.fault.blocks == "middle" else cell for cell in plan.cells
+    )
+    check(run(replace(plan, cells=cells), tmp_path, case.wrong), case)
+
+
+def test_streams_that_just_stop(tmp_path: Path) -> None:
+    case = Case(Wrong.STREAM_WITHOUT_END, {"recompute-report-*": WRONG_OUTPUT}, 1, "victim-equals-oracle", MIDDLE)
+    check(run(streamed(select_cells(EXAMPLE, case.patterns)), tmp_path, case.wrong), case)
+
+
+def test_near_ties_stay_green_and_are_told(tmp_path: Path) -> None:
+    case = Case(Wrong.NEAR_TIE, {}, 0, "")
+    report = run(select_cells(EXAMPLE, USUAL), tmp_path, case.wrong)
+    check(report, case)
+    ties = {verdict.cell_id for verdict in report.verdicts if any(d.near_tie for d in verdict.differences)}
+    assert ties == {cell.id for cell in report.cells if cell.expected is Outcome.RECOVERED}
+
+
+def streamed(plan: Plan) -> Plan:
+    """The plan with every answer as a stream."""
+    cells = (replace(cell, requests=tuple(replace(r, stream=True) for r in cell.requests)) for cell in plan.cells)
+    return replace(plan, cells=tuple(cells))
+
+
+def test_every_way_to_be_wrong_is_tested() -> None:
+    apart = {
+        Wrong.NOTHING,
+        Wrong.LEAKS_REQUEST,
+        Wrong.LEAKS_BLOCKS,
+        Wrong.HANGS,
+        Wrong.STREAM_WITHOUT_END,
+        Wrong.NEAR_TIE,
+    }
+    assert {case.wrong for case in CASES} == set(Wrong) - apart
