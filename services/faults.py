@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TypeVar
 
@@ -50,6 +50,49 @@ class FaultKind(StrEnum):
     """The blocks hold garbage and nothing is reported: the control that the harness must catch."""
     DELAY = "delay"
     """The load is right but ends `delay_s` late."""
+    HANG = "hang"
+    """An async load that never ends; nothing is reported, neither blocks nor that it finished."""
+    RAISE = "raise"
+    """The connector's load hook raises before anything is loaded."""
+    REOFFER = "reoffer"
+    """As REPORT, but the connector's scheduler side is not told of it, and so offers the same blocks again."""
+
+    # Breaches of the connector's contract: what vLLM makes of them is robustness, not recovery.
+    REPORT_LATE = "report_late"
+    """As REPORT, one step later than the contract allows."""
+    FINISH_MISSING = "finish_missing"
+    """As REPORT, but the async load is never reported as finished."""
+    FINISH_TWICE = "finish_twice"
+    """The async load is right, and reported as finished in two steps, one after the other."""
+    FINISH_SYNC = "finish_sync"
+    """As REPORT, and the sync load is reported as finished, which only async loads may be."""
+    UNKNOWN_BLOCK = "unknown_block"
+    """The load is right, and a block id is reported as failed that belongs to nobody."""
+
+
+BREACH_KINDS = frozenset(
+    {
+        FaultKind.REPORT_LATE,
+        FaultKind.FINISH_MISSING,
+        FaultKind.FINISH_TWICE,
+        FaultKind.FINISH_SYNC,
+        FaultKind.UNKNOWN_BLOCK,
+    }
+)
+"""Kinds in which the connector breaks its contract (vLLM's `KVConnectorBase_V1`). An engine may be excused for
+what it does then; reports keep these cells apart."""
+
+WHOLE_LOAD_KINDS = frozenset(
+    {FaultKind.DELAY, FaultKind.HANG, FaultKind.RAISE, FaultKind.FINISH_TWICE, FaultKind.UNKNOWN_BLOCK}
+)
+"""Kinds that strike a load as a whole; `Fault.blocks` says nothing to them."""
+
+ASYNC_KINDS = frozenset({FaultKind.HANG, FaultKind.REOFFER, FaultKind.FINISH_MISSING, FaultKind.FINISH_TWICE})
+"""Kinds that only an async load can have. A sync load that hangs stops the whole engine, by design; and vLLM never
+asks again for a sync load."""
+
+SYNC_KINDS = frozenset({FaultKind.FINISH_SYNC})
+"""Kinds that only a sync load can have."""
 
 
 class ControlError(ValueError):
@@ -88,16 +131,27 @@ DEFAULT_CONTROL = LoadControl()
 
 @dataclass(frozen=True)
 class Breakage:
-    """What happens to one load: logical block indices inside the loaded prefix, and a delay in seconds."""
+    """What happens to one load.
+
+    `garbage`, `withheld`, `reported`: logical block indices inside the loaded prefix. `late`: reported one step too
+    late. `untold`: the inner connector does not learn what was reported. `unknown_count`: how many block ids that
+    belong to nobody are reported. `extra_finishes`: how often more (or, negative, less) than it should the load is
+    reported as finished. `raises`: the load hook raises.
+    """
 
     garbage: tuple[int, ...] = ()
     withheld: tuple[int, ...] = ()
     reported: tuple[int, ...] = ()
     delay_s: float = 0.0
+    late: bool = False
+    untold: bool = False
+    unknown_count: int = 0
+    extra_finishes: int = 0
+    raises: bool = False
 
     @property
     def fires(self) -> bool:
-        return bool(self.garbage or self.withheld or self.reported or self.delay_s)
+        return self != NO_BREAKAGE
 
 
 NO_BREAKAGE = Breakage()
@@ -121,20 +175,25 @@ def select(blocks: BlockSelector, loaded_block_count: int) -> tuple[int, ...]:
 def breakage(fault: Fault, loaded_block_count: int, earlier_load_count: int) -> Breakage:
     """What `fault` does to a load of `loaded_block_count` blocks that follows `earlier_load_count` loads
     of the same request."""
-    if earlier_load_count >= fault.times:
+    chosen = select("all" if fault.kind in WHOLE_LOAD_KINDS else fault.blocks, loaded_block_count)
+    if earlier_load_count >= fault.times or not chosen:
         return NO_BREAKAGE
-    chosen = select(fault.blocks, loaded_block_count)
-    match fault.kind:
-        case FaultKind.NONE:
-            return NO_BREAKAGE
-        case FaultKind.REPORT:
-            return Breakage(garbage=chosen, reported=chosen)
-        case FaultKind.DROP:
-            return Breakage(withheld=chosen, reported=chosen)
-        case FaultKind.SILENT:
-            return Breakage(garbage=chosen)
-        case FaultKind.DELAY:
-            return Breakage(delay_s=fault.delay_s)
+    reported = Breakage(garbage=chosen, reported=chosen)
+    return {
+        FaultKind.NONE: NO_BREAKAGE,
+        FaultKind.REPORT: reported,
+        FaultKind.DROP: Breakage(withheld=chosen, reported=chosen),
+        FaultKind.SILENT: Breakage(garbage=chosen),
+        FaultKind.DELAY: Breakage(delay_s=fault.delay_s),
+        FaultKind.HANG: Breakage(extra_finishes=-1),
+        FaultKind.RAISE: Breakage(raises=True),
+        FaultKind.REOFFER: replace(reported, untold=True),
+        FaultKind.REPORT_LATE: replace(reported, late=True),
+        FaultKind.FINISH_MISSING: replace(reported, extra_finishes=-1),
+        FaultKind.FINISH_TWICE: Breakage(extra_finishes=1),
+        FaultKind.FINISH_SYNC: replace(reported, extra_finishes=1),
+        FaultKind.UNKNOWN_BLOCK: Breakage(unknown_count=1),
+    }[fault.kind]
 
 
 def to_params(control: LoadControl) -> dict[str, object]:

@@ -12,10 +12,13 @@ from hypothesis import strategies as st
 from services.faults import (
     ALL_BLOCKS,
     ALWAYS,
+    ASYNC_KINDS,
     DEFAULT_CONTROL,
     NO_BREAKAGE,
     PARAMS_KEY,
     SELECTOR_NAMES,
+    SYNC_KINDS,
+    WHOLE_LOAD_KINDS,
     BlockSelector,
     Breakage,
     ControlError,
@@ -137,6 +140,14 @@ def test_select(blocks: BlockSelector, loaded_block_count: int, expected: tuple[
         (FaultKind.DROP, Breakage(withheld=(1, 2), reported=(1, 2))),
         (FaultKind.SILENT, Breakage(garbage=(1, 2))),
         (FaultKind.DELAY, Breakage(delay_s=0.5)),
+        (FaultKind.HANG, Breakage(extra_finishes=-1)),
+        (FaultKind.RAISE, Breakage(raises=True)),
+        (FaultKind.REOFFER, Breakage(garbage=(1, 2), reported=(1, 2), untold=True)),
+        (FaultKind.REPORT_LATE, Breakage(garbage=(1, 2), reported=(1, 2), late=True)),
+        (FaultKind.FINISH_MISSING, Breakage(garbage=(1, 2), reported=(1, 2), extra_finishes=-1)),
+        (FaultKind.FINISH_TWICE, Breakage(extra_finishes=1)),
+        (FaultKind.FINISH_SYNC, Breakage(garbage=(1, 2), reported=(1, 2), extra_finishes=1)),
+        (FaultKind.UNKNOWN_BLOCK, Breakage(unknown_count=1)),
     ],
 )
 def test_breakage_of_each_kind(kind: FaultKind, expected: Breakage) -> None:
@@ -155,10 +166,20 @@ def test_a_fault_fires_for_the_first_loads_only(kind: FaultKind, times: int, fir
     assert [breakage(fault, 3, earlier_load_count).fires for earlier_load_count in range(3)] == fired
 
 
-@pytest.mark.parametrize("kind", [FaultKind.REPORT, FaultKind.DROP, FaultKind.SILENT])
+def test_no_kind_is_both_for_sync_and_for_async_loads_only() -> None:
+    assert not ASYNC_KINDS & SYNC_KINDS
+
+
+@pytest.mark.parametrize("kind", sorted(set(FaultKind) - WHOLE_LOAD_KINDS))
 def test_a_fault_without_a_loaded_block_does_not_fire(kind: FaultKind) -> None:
     assert not breakage(Fault(kind), 0, 0).fires
     assert not breakage(Fault(kind, (5,)), 5, 0).fires
+
+
+@pytest.mark.parametrize("kind", sorted(WHOLE_LOAD_KINDS))
+def test_a_fault_of_a_whole_load_strikes_whatever_blocks_are_named(kind: FaultKind) -> None:
+    assert breakage(Fault(kind, (5,), delay_s=1.0), 5, 0).fires
+    assert not breakage(Fault(kind, delay_s=1.0), 0, 0).fires
 
 
 def test_a_delay_of_nothing_does_not_fire() -> None:
