@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from harness.comparison import Comparison, answer_problem, compare, failed_cleanly
 from harness.oracles import (
+    BROKEN_KINDS,
     REPORTED_KINDS,
     acceptable,
     needed,
@@ -32,7 +33,7 @@ from harness.records import (
     RequestRecord,
     Role,
 )
-from services.faults import Fault, FaultKind, LoadMode, select
+from services.faults import WHOLE_LOAD_KINDS, Fault, FaultKind, LoadMode, select
 from services.journal import Event, EventName
 
 FAIL_POLICY = "fail"
@@ -84,7 +85,7 @@ def requests_sent(case: Case) -> Iterator[Finding]:
     sent = Counter(r.planned for r in case.observation.requests if r.planned.role is not Role.CANARY)
     planned = Counter(request for request in case.cell.requests if request.role is not Role.CANARY)
     victim_count, canary_count = len(case.records(Role.VICTIM)), len(case.records(Role.CANARY))
-    canary_missing = canary_count == 0 and case.cell.fault.kind in REPORTED_KINDS
+    canary_missing = canary_count == 0 and case.cell.fault.kind in BROKEN_KINDS
     ok = sent == planned and victim_count > 0 and not canary_missing
     got = f"{sent.total()} ({(sent & planned).total()} as planned, {victim_count} victims), {canary_count} canaries"
     yield Finding("requests-sent", ok, expected=f"{planned.total()} as planned", got=got)
@@ -107,13 +108,14 @@ def controls_accepted(case: Case) -> Iterator[Finding]:
 
 
 def kv_loaded(case: Case) -> Iterator[Finding]:
-    """vLLM gave every block of the victim's prompt to a load, and the load brought every block."""
+    """vLLM gave every block of the victim's prompt to a load, and the load brought every block, if it began."""
     for record in case.records(Role.VICTIM):
         if record.planned.load is not LoadMode.OFF:
             wanted = tuple(range(case.prompt(record).full_block_count))
             planned = case.blocks(record, EventName.PLANNED)[:1]
             loaded = case.blocks(record, EventName.LOADED)[:1]
-            ok = wanted != () and planned == loaded == (wanted,)
+            began = record.planned.fault.kind is not FaultKind.RAISE
+            ok = wanted != () and planned == (wanted,) and (loaded == (wanted,) or not began)
             got = f"planned {_listed(planned)}, loaded {_listed(loaded)}"
             yield Finding("kv-loaded", ok, request=record.tag, expected=f"blocks {_listed((wanted,))}", got=got)
 
@@ -269,7 +271,7 @@ def comparison(case: Case, record: RequestRecord) -> Comparison:
 def _keys(case: Case, record: RequestRecord) -> tuple[OracleKey, ...]:
     """As `acceptable`; but a victim whose later load was left whole runs on loaded KV after all."""
     loads, broken = (case.blocks(record, name) for name in (EventName.PLANNED, EventName.FAULT_FIRED))
-    if record.planned.fault.kind in REPORTED_KINDS and len(loads) > len(broken) > 0:
+    if record.planned.fault.kind in BROKEN_KINDS and len(loads) > len(broken) > 0:
         return (reuse(case.cell, record.planned.prompt_id),)
     return acceptable(case.cell, record.planned, case.prompts, case.block_size)
 
@@ -284,7 +286,7 @@ def _may_fail(case: Case, record: RequestRecord) -> bool:
         return False
     if record.planned.role is Role.SHARER:
         return shared_bad_block(case.cell, record.planned, case.prompts, case.block_size) is not None
-    return record.planned.fault.kind in REPORTED_KINDS
+    return record.planned.fault.kind in BROKEN_KINDS
 
 
 # Events.
@@ -294,7 +296,7 @@ def _planned_breakage(fault: Fault, loads: Sequence[Blocks]) -> tuple[tuple[str,
     """What the journal must say about a fault: its kind, and the broken blocks of each load that it is to break."""
     if fault.kind is FaultKind.NONE:
         return ()
-    selector = "all" if fault.kind is FaultKind.DELAY else fault.blocks
+    selector = "all" if fault.kind in WHOLE_LOAD_KINDS else fault.blocks
     chosen = (tuple(blocks[i] for i in select(selector, len(blocks))) for blocks in loads[: fault.times])
     return tuple((fault.kind.value, blocks) for blocks in chosen)
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from harness.checks import CHECKS, Case, comparison
 from harness.comparison import failed_cleanly, noise_band
-from harness.oracles import REPORTED_KINDS
+from harness.oracles import BROKEN_KINDS
 from harness.records import (
     Cell,
     Evidence,
@@ -99,9 +99,9 @@ def _green(case: Case) -> Outcome:
     """The outcome of a cell in which no check is broken."""
     if case.cell.fault.kind is FaultKind.SILENT:
         return Outcome.CAUGHT
-    if case.cell.fault.kind not in REPORTED_KINDS:
+    if case.cell.fault.kind not in BROKEN_KINDS:
         return Outcome.LOADED
-    broken = [r for r in case.records(Role.VICTIM) if r.planned.fault.kind in REPORTED_KINDS]
+    broken = [r for r in case.records(Role.VICTIM) if r.planned.fault.kind in BROKEN_KINDS]
     clean = all(failed_cleanly(record.completion, stream=record.planned.stream) for record in broken)
     return Outcome.FAILED_CLEANLY if clean else Outcome.RECOVERED
 

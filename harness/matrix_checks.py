@@ -16,7 +16,7 @@ from harness.matrix_file import (
     choose,
 )
 from harness.records import PromptSpec
-from services.faults import FaultKind
+from services.faults import ASYNC_KINDS, SYNC_KINDS, WHOLE_LOAD_KINDS, FaultKind
 
 BASELINE_ENGINE = "decode-baseline"
 """The engine that the oracles are measured on; it has no fault injector."""
@@ -29,6 +29,8 @@ def fault_keys(kind: FaultKind) -> tuple[str, ...]:
             return ()
         case FaultKind.DELAY:
             return ("times", "delay_s")
+        case _ if kind in WHOLE_LOAD_KINDS:
+            return ("times",)
         case _:
             return ("blocks", "times")
 
@@ -48,6 +50,7 @@ def entry_problems(
 ) -> Iterator[Problem]:
     """What is wrong in one entry of `cells`, which is at location `at`."""
     yield from _fault_problems(entry.fault, (*at, "fault"))
+    yield from _mode_problems(entry, at)
     yield from _shape_problems(entry.workload, (*at, "workload"))
     yield from _reference_problems(entry.workload, (*at, "workload"), prompt_ids)
     yield from _prefix_problems(entry.workload, (*at, "workload"), specs)
@@ -92,6 +95,15 @@ def _fault_problems(fault: FaultEntry, at: Location) -> Iterator[Problem]:
         yield Problem(f"{key} means nothing for kind {', '.join(fault.kind)}", (*at, key), f"it belongs to {kinds}")
     if FaultKind.DELAY in fault.kind and "delay_s" not in fault.model_fields_set:
         yield Problem("delay_s is missing", (*at, "delay_s"), "seconds, for kind delay")
+
+
+def _mode_problems(entry: CellsEntry, at: Location) -> Iterator[Problem]:
+    """Kinds that only one load mode can have."""
+    for mode, other, kinds in (("sync", "async", ASYNC_KINDS), ("async", "sync", SYNC_KINDS)):
+        for kind in entry.fault.kind:
+            if mode in entry.load and kind in kinds:
+                hint = f"valid with load {other} only; give it an entry of its own"
+                yield Problem(f"{kind} cannot happen to a load that is {mode}", (*at, "load"), hint)
 
 
 def _shape_problems(workload: WorkloadEntry, at: Location) -> Iterator[Problem]:

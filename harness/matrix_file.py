@@ -26,7 +26,11 @@ Location = tuple[str | int, ...]
 WORD_PATTERN = r"^[a-z0-9]+(-[a-z0-9]+)*$"
 WORD_RULE = "lower-case letters, digits and single dashes"
 
-RULES = {"name": WORD_RULE, "report": "such as vllm#19329 or owner/repository#7"}
+RULES = {
+    "name": WORD_RULE,
+    "report": "such as vllm#19329 or owner/repository#7",
+    "link": "an https address, such as https://github.com/vllm-project/vllm/issues/19329",
+}
 """What the pattern of a field means."""
 
 Item = TypeVar("Item")
@@ -153,16 +157,16 @@ class Problem:
     hint: str = ""
 
 
-def parse(path: Path) -> Document:
-    """Read a file. Raises UsageError when it cannot be read or is not YAML; says line and column."""
+def parse(path: Path, what: str = "matrix file") -> Document:
+    """Read a file, a `what`. Raises UsageError when it cannot be read or is not YAML; says line and column."""
     try:
         loader = _Loader(path.read_text(encoding="utf-8"))
         node = loader.get_single_node()
         root = loader.construct_document(node) if node else None
     except OSError as error:
-        raise UsageError(f"cannot read the matrix file {path}: {error.strerror}") from None
+        raise UsageError(f"cannot read the {what} {path}: {error.strerror}") from None
     except (yaml.YAMLError, ValueError) as error:
-        raise UsageError(f"{path} is not a matrix file: {_syntax(error)}") from None
+        raise UsageError(f"{path} is not a {what}: {_syntax(error)}") from None
     places = [*_places(node, ())] if node else []
     return Document(root, dict(places), _repeated(location for location, _ in places))
 

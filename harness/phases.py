@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from queue import Empty, Queue
 
 from harness.judge import cell_judge, exit_code, judge
+from harness.known_issues import KnownIssue, with_known_issues
 from harness.oracles import needed
 from harness.records import (
     Cell,
@@ -88,7 +89,14 @@ class Clock:
         return Timing(startup_s, tuple(self.phases), time.monotonic() - self._began_s)
 
 
-def run(plan: Plan, stack: Stack, folder: RunFolder, invocation: Invocation, watcher: Watcher) -> Report:
+def run(
+    plan: Plan,
+    stack: Stack,
+    folder: RunFolder,
+    invocation: Invocation,
+    watcher: Watcher,
+    known_issues: tuple[KnownIssue, ...] = (),
+) -> Report:
     """Run `plan` on `stack`, which is started and stopped here. Raises HarnessError when the stack breaks."""
     clock = Clock(watcher)
     with stack, _kept_evidence(stack, folder):
@@ -103,7 +111,7 @@ def run(plan: Plan, stack: Stack, folder: RunFolder, invocation: Invocation, wat
             _observe(plan, Runner(stack, prompts, watcher.waiting), prompts, info.block_size, folder, clock, watcher)
         finally:
             folder.save_timing(clock.timing())
-    return judge_again(folder)
+    return judge_again(folder, known_issues)
 
 
 @contextmanager
@@ -166,12 +174,16 @@ def _side_by_side(runner: Runner, cells: tuple[Cell, ...], folder: RunFolder) ->
         pool.shutdown(wait=False)
 
 
-def judge_again(folder: RunFolder) -> Report:
-    """Judge a stored run from its observations alone. Raises UsageError when the folder is not a whole run."""
+def judge_again(folder: RunFolder, known_issues: tuple[KnownIssue, ...] = ()) -> Report:
+    """Judge a stored run from its observations alone; known issues change statuses only.
+
+    Raises UsageError when the folder is not a whole run.
+    """
     plan, info = folder.load_plan(), folder.load_info()
     prompts = {prompt.id: prompt for prompt in folder.load_prompts()}
     observations = folder.load_observations()
-    verdicts = judge(plan.cells, prompts, folder.load_oracles(), observations, info.block_size)
+    judged = judge(plan.cells, prompts, folder.load_oracles(), observations, info.block_size)
+    verdicts = with_known_issues(judged, plan.cells, known_issues, info)
     for verdict in verdicts:
         folder.save_verdict(verdict)
     return Report(info, folder.load_timing(), plan.cells, observations, verdicts, exit_code(verdicts), str(folder.path))

@@ -27,11 +27,16 @@ from harness.matrix_file import (
     parse,
     report,
 )
+from harness.oracles import BROKEN_KINDS
 from harness.records import Cell, Outcome, Plan, PlannedRequest, PromptSpec, Role
-from services.faults import ALWAYS, NO_FAULT, BlockSelector, Fault, FaultKind, LoadMode
+from services.faults import ALWAYS, BREACH_KINDS, NO_FAULT, BlockSelector, Fault, FaultKind, LoadMode
 
 POLICIES = {"decode-recompute": "recompute", "decode-fail": "fail", "decode-baseline": "recompute"}
 """The kv_load_failure_policy of every engine that can run a cell."""
+
+
+ROBUSTNESS = "robustness"
+"""The group of cells in which the connector breaks its contract on purpose."""
 
 
 def load_plan(path: Path) -> Plan:
@@ -129,6 +134,7 @@ def _expand(entry: CellsEntry) -> Iterator[Cell]:
             deadline_s=entry.deadline_s,
             control=_is_control(entry, fault.kind) if entry.control is None else entry.control,
             report=entry.report,
+            group=ROBUSTNESS if fault.kind in BREACH_KINDS else "",
         )
 
 
@@ -189,13 +195,13 @@ def _requests(
 
 
 def _expected(kind: FaultKind, policy: str) -> Outcome:
-    match kind:
-        case FaultKind.NONE | FaultKind.DELAY:
-            return Outcome.LOADED
-        case FaultKind.SILENT:
-            return Outcome.CAUGHT
-        case FaultKind.REPORT | FaultKind.DROP:
-            return Outcome.FAILED_CLEANLY if policy == "fail" else Outcome.RECOVERED
+    """What vLLM promises, also where a connector breaks its contract: a load that is broken is repaired or fails, as
+    the policy says, and one that is right is used, whatever else is reported."""
+    if kind is FaultKind.SILENT:
+        return Outcome.CAUGHT
+    if kind not in BROKEN_KINDS:
+        return Outcome.LOADED
+    return Outcome.FAILED_CLEANLY if policy == "fail" else Outcome.RECOVERED
 
 
 def _is_control(entry: CellsEntry, kind: FaultKind) -> bool:

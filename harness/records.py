@@ -116,7 +116,8 @@ class PlannedRequest:
 @dataclass(frozen=True)
 class Cell:
     """One experiment. `engine` is a service name; `policy` its kv_load_failure_policy. `requests` are sent at
-    the same time, in this order. `control`: this cell shows that the test itself works."""
+    the same time, in this order. `control`: this cell shows that the test itself works. `group`: reports keep these
+    cells apart; empty for most."""
 
     id: str
     engine: str
@@ -129,6 +130,7 @@ class Cell:
     deadline_s: float = 60.0
     control: bool = False
     report: str = ""
+    group: str = ""
 
     @property
     def fault(self) -> Fault:

@@ -20,6 +20,7 @@ if __package__ in (None, ""):
 from rich.console import Console
 
 from harness.errors import HarnessError, UsageError
+from harness.known_issues import load_known_issues
 from harness.phases import Invocation, Watcher, judge_again, run
 from harness.plan import load_plan, select_cells
 from harness.records import Plan, Report, Verdict
@@ -30,6 +31,7 @@ from harness.storage import RunFolder, new_run_id
 
 COMPOSE_FILE = ROOT / "compose.yaml"
 MATRIX_FOLDER = ROOT / "harness" / "matrix"
+KNOWN_ISSUES_FILE = MATRIX_FOLDER / "known_issues.yaml"
 COMMANDS = ("run", "list", "judge")
 EXIT_CODES = """\
 exit codes: 0 all well (known issues included), 1 a cell failed, 2 inconclusive, 3 the harness or its stack broke,
@@ -85,10 +87,12 @@ def _interrupt(signal_number: int, frame: object) -> NoReturn:  # noqa: ARG001
 
 def _run(options: argparse.Namespace, console: Console) -> int:
     plan = _plan(options)
+    known_issues = load_known_issues(KNOWN_ISSUES_FILE)
     folder = RunFolder.create(options.runs, new_run_id(datetime.now(UTC)))
     stack = _stack(options, folder, (PREFILL, BASELINE, *(cell.engine for cell in plan.cells)))
     try:
-        report = run(plan, stack, folder, Invocation(options.matrix, shlex.join(sys.argv)), Terminal(console))
+        invocation = Invocation(options.matrix, shlex.join(sys.argv))
+        report = run(plan, stack, folder, invocation, Terminal(console), known_issues)
     except KeyboardInterrupt:
         # Compose stops the harness when an engine ends; then that is what there is to say.
         if ended := stack.first_exit():
@@ -105,7 +109,7 @@ def _list(options: argparse.Namespace, console: Console) -> int:
 
 def _judge(options: argparse.Namespace, console: Console) -> int:
     folder = RunFolder.open(options.run)
-    return _tell(judge_again(folder), folder, console)
+    return _tell(judge_again(folder, load_known_issues(KNOWN_ISSUES_FILE)), folder, console)
 
 
 def _tell(report: Report, folder: RunFolder, console: Console) -> int:

@@ -6,6 +6,7 @@ engine is quiet again, and copies the evidence. What goes wrong in an engine is 
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ from pathlib import Path
 from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_fixed
 
 from harness.client import EngineClient
-from harness.errors import HarnessError, StackError
+from harness.errors import HarnessError, LeverMissing, StackError
 from harness.oracles import oracle_block_count, oracle_name
 from harness.records import (
     Cell,
@@ -37,6 +38,8 @@ PREFILL = "prefill"
 
 RESTART_DEADLINE_S = 180.0
 """How long an engine that died may take to come back."""
+KILL_DEADLINE_S = 20.0
+"""How long an engine that is killed may take to be gone."""
 SETTLE_DEADLINE_S = 10.0
 """How long an engine may hold blocks or queues after its last answer."""
 BEGIN_DEADLINE_S = 5.0
@@ -57,6 +60,7 @@ class Runner:
         self._stack = stack
         self._prompts = prompts
         self._progress = progress
+        self._unsettled: set[str] = set()
 
     def prefill(self, prompt: Prompt) -> None:
         """Have the producer compute and save a prompt's KV. Raises StackError when it cannot."""
@@ -99,6 +103,8 @@ class Runner:
             self._settle(cell, before)
             records += (self._send(cell, planned, len(records), began_s),)
         settled = self._settle(cell, before)
+        if not settled:
+            self._unsettled.add(cell.engine)
         return Observation(
             cell_id=cell.id,
             requests=records,
@@ -112,9 +118,22 @@ class Runner:
         )
 
     def _prepare(self, cell: Cell) -> EngineState:
+        if cell.engine in self._unsettled:
+            # Where the engine cannot be killed, the reset below may be refused, and says what is held.
+            with contextlib.suppress(LeverMissing):
+                self._restart(cell.engine)
+            self._unsettled.discard(cell.engine)
         self._stack.wait_ready((cell.engine,), RESTART_DEADLINE_S, self._progress)
         self._stack.client(cell.engine).reset_prefix_cache()
         return self._state(cell.engine)
+
+    def _restart(self, service: str) -> None:
+        """Have an engine killed that does not come to rest, and wait until it is gone. Raises HarnessError."""
+        restart_count = self._stack.restart_count(service)
+        self._stack.kill_engine(service)
+        gone = _wait_until(lambda: self._stack.restart_count(service) > restart_count, KILL_DEADLINE_S, SETTLE_POLL_S)
+        if not gone:
+            raise StackError(self._stack.report(service, f"still there {KILL_DEADLINE_S:g} s after it was killed"))
 
     def _send_all(self, cell: Cell, journal: _Tail, began_s: float) -> tuple[RequestRecord, ...]:
         """Send the first request, and the others as soon as the connector has planned its load: who loads a

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
 logger = logging.getLogger("vllm.kvproof.fault_injecting")
@@ -73,6 +74,10 @@ class FaultInjectingConfig:
         return cls(**raw)
 
 
+class InjectedError(RuntimeError):
+    """The load hook raised because a request asked for it."""
+
+
 @dataclass(frozen=True)
 class Load:
     """One load that vLLM gave blocks to: `block_ids[i]` is logical block `first_block + i` of the prompt."""
@@ -89,6 +94,11 @@ class Load:
         """The logical blocks that these physical ids are in this load, in order."""
         wanted = set(block_ids)
         return tuple(self.first_block + i for i, block_id in enumerate(self.block_ids) if block_id in wanted)
+
+    @property
+    def bad_block_ids(self) -> frozenset[int]:
+        """The ids of its own blocks that the fault reports."""
+        return frozenset(self.block_ids[index] for index in self.breakage.reported)
 
 
 @dataclass
@@ -136,6 +146,10 @@ class FaultInjectingConnector(KVConnectorBase_V1):
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> FaultInjectingMetadata:
         return FaultInjectingMetadata(self.inner.build_connector_meta(scheduler_output), self._scheduler.take_loads())
 
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        """Tell the inner connector what its workers reported, except for failures that it is not to know of."""
+        self.inner.update_connector_output(self._scheduler.without_untold(connector_output))
+
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         self._scheduler.forget(request)
         answer: tuple[bool, dict[str, Any] | None] = self.inner.request_finished(request, block_ids)
@@ -164,7 +178,8 @@ class FaultInjectingConnector(KVConnectorBase_V1):
         return self._connector_metadata is not None
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
-        """Let the inner connector load, then break this step's sync loads.
+        """Let the inner connector load, then break this step's sync loads. Raises InjectedError for the fault
+        `raise`; the inner connector then loads nothing in this step.
 
         A connector that loads layer by layer during the forward pass is not covered: it would load over
         what was broken here.
@@ -198,6 +213,7 @@ class _SchedulerSide:
         self._controls: dict[str, LoadControl] = {}
         self._offers: dict[str, tuple[int, int, LoadMode]] = {}
         self._load_counts: dict[str, int] = {}
+        self._untold: dict[str, frozenset[int]] = {}
         self._planned: list[Load] = []
 
     def match(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
@@ -231,6 +247,7 @@ class _SchedulerSide:
             breakage(control.fault, end - first, earlier),
         )
         self._planned.append(load)
+        self._untold[request.request_id] = load.bad_block_ids if load.breakage.untold else frozenset()
         self._journal.write(
             EventName.PLANNED,
             request=load.tag,
@@ -243,9 +260,15 @@ class _SchedulerSide:
         loads, self._planned = tuple(self._planned), []
         return loads
 
+    def without_untold(self, output: KVConnectorOutput) -> KVConnectorOutput:
+        hidden = frozenset().union(*self._untold.values())
+        if hidden.isdisjoint(output.invalid_block_ids or ()):
+            return output
+        return replace(output, invalid_block_ids=output.invalid_block_ids - hidden)
+
     def forget(self, request: Request) -> None:
         self._journal.write(EventName.RELEASED, request=_tag(self._control(request), request))
-        for known in (self._controls, self._offers, self._load_counts):
+        for known in (self._controls, self._offers, self._load_counts, self._untold):
             known.pop(request.request_id, None)
 
     def _control(self, request: Request) -> LoadControl:
@@ -280,26 +303,31 @@ class _SchedulerSide:
 
 
 class _WorkerSide:
-    """Breaks loads: lets the inner connector finish one, then changes the bytes and the report."""
+    """Breaks loads: lets the inner connector finish one, then changes the bytes and the reports."""
 
     def __init__(self, inner: KVConnectorBase_V1, journal: Journal, block_count: int) -> None:
         self._inner, self._journal, self._block_count = inner, journal, block_count
         self._loading: dict[str, Load] = {}
         self._withheld: dict[int, bytearray] = {}
         self._held_back: list[tuple[float, Load]] = []
+        self._to_finish_again: list[tuple[Load, tuple[int, ...]]] = []
         self._ended: list[Load] = []
+        self._late: list[Load] = []
         self._inner_failed: set[int] = set()
-        self._reported: set[int] = set()
 
     def register(self, kv_caches: dict[str, torch.Tensor]) -> None:
         self._blocks = KVBlocks(kv_caches, self._block_count)
 
     def before(self, loads: tuple[Load, ...]) -> None:
-        """Keep the bytes of the blocks that the coming load must not change."""
+        """Keep the bytes of the blocks that the coming load must not change; raise where that is the fault."""
         for load in loads:
             for index in load.breakage.withheld:
                 block_id = load.block_ids[index]
                 self._withheld[block_id] = bytearray(b"".join(self._blocks.read(block_id)))
+        for load in loads:
+            if load.breakage.raises:
+                self._fired(load, range(len(load.block_ids)))
+                raise InjectedError(f"request {load.tag} asked for an exception in the load hook")
 
     def after_start(self, loads: tuple[Load, ...]) -> None:
         """Sync loads have ended; async ones go on until the inner connector says so."""
@@ -312,32 +340,56 @@ class _WorkerSide:
                 self._end(load)
 
     def finish(self, request_ids: Iterable[str]) -> set[str]:
-        """The async loads to report now, of those that the inner connector reports and those held back."""
+        """The loads to report as finished now: of those that the inner connector reports and those held back,
+        and those that a fault reports once too often."""
         self._inner_failed |= self._inner.get_block_ids_with_load_errors() or set()
-        now_s = time.monotonic()
         unknown = {request_id for request_id in request_ids if request_id not in self._loading}
-        ended = [self._loading.pop(request_id) for request_id in request_ids if request_id in self._loading]
-        self._held_back += [(now_s + load.breakage.delay_s, load) for load in ended]
-        due = [load for due_s, load in self._held_back if due_s <= now_s]
-        self._held_back = [(due_s, load) for due_s, load in self._held_back if due_s > now_s]
-        for load in due:
+        again, self._to_finish_again = self._to_finish_again, []
+        finished = [load for load, _ in again]
+        for load, fired in again:
+            self._fired(load, fired)
+        for load in self._due(request_ids):
             self._end(load)
+            if load.breakage.extra_finishes >= 0:
+                finished.append(load)
+        for load in finished:
             self._journal.write(EventName.FINISHED, request=load.tag, mode=load.mode)
-        return unknown | {load.request_id for load in due}
+        return unknown | {load.request_id for load in finished}
 
     def take_reported(self) -> set[int]:
         """The block ids to report in this step: the inner connector's and the faults'."""
         self._inner_failed |= self._inner.get_block_ids_with_load_errors() or set()
-        reported = self._reported | self._inner_failed
-        for load in self._ended:
-            blocks = load.logical(reported)
-            if blocks:
-                block_ids = tuple(load.block_ids[block - load.first_block] for block in blocks)
-                self._journal.write(
-                    EventName.REPORTED, request=load.tag, mode=load.mode, blocks=blocks, block_ids=block_ids
-                )
-        self._ended, self._reported, self._inner_failed = [], set(), set()
+        late, self._late = self._late, [load for load in self._ended if load.breakage.late]
+        on_time = [load for load in self._ended if not load.breakage.late]
+        reported = self._inner_failed.union(*(self._ids_to_report(load) for load in (*on_time, *late)))
+        for load in (*self._ended, *late):
+            self._report(load, reported)
+        self._ended, self._inner_failed = [], set()
         return reported
+
+    def _due(self, request_ids: Iterable[str]) -> list[Load]:
+        """The async loads that end now: those of `request_ids`, and earlier ones whose delay is over."""
+        now_s = time.monotonic()
+        ended = [self._loading.pop(request_id) for request_id in request_ids if request_id in self._loading]
+        self._held_back += [(now_s + load.breakage.delay_s, load) for load in ended]
+        due = [load for due_s, load in self._held_back if due_s <= now_s]
+        self._held_back = [(due_s, load) for due_s, load in self._held_back if due_s > now_s]
+        return due
+
+    def _ids_to_report(self, load: Load) -> frozenset[int]:
+        """The ids that the fault reports. Those that belong to nobody lie beyond the end of the cache."""
+        unknown = range(self._block_count, self._block_count + load.breakage.unknown_count)
+        return load.bad_block_ids.union(unknown)
+
+    def _report(self, load: Load, reported: set[int]) -> None:
+        """Journal what of `reported` is about this load; block ids without blocks are those of nobody."""
+        blocks = load.logical(reported)
+        block_ids = tuple(load.block_ids[block - load.first_block] for block in blocks)
+        block_ids += tuple(sorted(self._ids_to_report(load) - load.bad_block_ids))
+        if block_ids:
+            self._journal.write(
+                EventName.REPORTED, request=load.tag, mode=load.mode, blocks=blocks, block_ids=block_ids
+            )
 
     def _end(self, load: Load) -> None:
         """Journal what the inner connector did, then carry out the breakage."""
@@ -354,11 +406,13 @@ class _WorkerSide:
         )
         if load.breakage.fires:
             self._break(load)
-        self._reported |= {load.block_ids[index] for index in load.breakage.reported}
         self._ended.append(load)
 
     def _break(self, load: Load) -> None:
-        """Change the bytes, and journal as fired only blocks whose bytes differ afterwards (all, for a delay)."""
+        """Change the bytes; what fired are only blocks whose bytes differ afterwards (all, where none was touched).
+
+        A fault that also reports the load as finished once too often has fired when it does that.
+        """
         touched = load.breakage.garbage or load.breakage.withheld
         before = {index: self._blocks.digest(load.block_ids[index]) for index in touched}
         for index in load.breakage.garbage:
@@ -366,12 +420,18 @@ class _WorkerSide:
         for index in load.breakage.withheld:
             self._withhold(load.block_ids[index], before[index])
         changed = [i for i in touched if self._blocks.digest(load.block_ids[i]) != before[i]]
-        fired = changed if touched else range(len(load.block_ids))
+        fired = tuple(changed if touched else range(len(load.block_ids)))
+        if load.breakage.extra_finishes > 0:
+            self._to_finish_again.append((load, fired))
+        else:
+            self._fired(load, fired)
+
+    def _fired(self, load: Load, indices: Iterable[int]) -> None:
         self._journal.write(
             EventName.FAULT_FIRED,
             request=load.tag,
             mode=load.mode,
-            blocks=tuple(load.first_block + i for i in fired),
+            blocks=tuple(load.first_block + i for i in indices),
             reason=load.kind,
             duration_s=load.breakage.delay_s,
         )

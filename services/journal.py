@@ -44,9 +44,10 @@ class EventName(StrEnum):
     """[fault injecting, worker side] the inner connector itself reported `blocks` as failed."""
     FAULT_FIRED = "fault_fired"
     """[fault injecting, worker side] the fault `reason` was carried out on `blocks` (block bytes were really
-    changed, or the delay really passed)."""
+    changed, the delay really passed, the load was really kept back, reported once too often, or raised)."""
     REPORTED = "reported"
-    """[fault injecting, worker side] `blocks` / `block_ids` were handed to vLLM as failed."""
+    """[fault injecting, worker side] `blocks` / `block_ids` were handed to vLLM as failed; ids beyond the
+    end of `blocks` belong to nobody."""
     FINISHED = "finished"
     """[fault injecting, worker side] an async load was reported to vLLM as finished."""
     REJECTED = "rejected"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from harness.oracles import acceptable, needed, oracle_block_count, shared_bad_block
+from harness.oracles import BROKEN_KINDS, REPORTED_KINDS, acceptable, needed, oracle_block_count, shared_bad_block
 from harness.records import (
     Cell,
     Completion,
@@ -24,7 +24,7 @@ from harness.records import (
     Role,
     TokenChoice,
 )
-from services.faults import NO_FAULT, Fault, FaultKind, LoadMode, select
+from services.faults import NO_FAULT, WHOLE_LOAD_KINDS, Fault, FaultKind, LoadMode, select
 from services.journal import Event, EventName
 
 BLOCK_SIZE = 4
@@ -90,7 +90,7 @@ def cell(
 
 
 def expected_outcome(kind: FaultKind, policy: str) -> Outcome:
-    if kind in (FaultKind.REPORT, FaultKind.DROP):
+    if kind in BROKEN_KINDS:
         return Outcome.FAILED_CLEANLY if policy == "fail" else Outcome.RECOVERED
     return Outcome.CAUGHT if kind is FaultKind.SILENT else Outcome.LOADED
 
@@ -224,10 +224,10 @@ def _answer(of: Cell, planned: PlannedRequest) -> Completion:
 
 
 def _is_hit(of: Cell, planned: PlannedRequest) -> bool:
-    reported = of.fault.kind in (FaultKind.REPORT, FaultKind.DROP)
+    broken = of.fault.kind in BROKEN_KINDS
     if planned.role is Role.SHARER:
-        return reported and shared_bad_block(of, planned, PROMPTS, BLOCK_SIZE) is not None
-    return reported and planned.role is Role.VICTIM
+        return broken and shared_bad_block(of, planned, PROMPTS, BLOCK_SIZE) is not None
+    return broken and planned.role is Role.VICTIM
 
 
 def _events(of: Cell, record: RequestRecord) -> tuple[Event, ...]:
@@ -242,13 +242,15 @@ def _events(of: Cell, record: RequestRecord) -> tuple[Event, ...]:
         event(EventName.PLANNED, record.tag, blocks, mode=mode),
         event(EventName.LOADED, record.tag, blocks, mode=mode),
     )
-    chosen = blocks if fault.kind is FaultKind.DELAY else select(fault.blocks, len(blocks))
+    chosen = blocks if fault.kind in WHOLE_LOAD_KINDS else select(fault.blocks, len(blocks))
     fired = (event(EventName.FAULT_FIRED, record.tag, chosen, mode=mode, reason=fault.kind.value),)
     reported = (event(EventName.REPORTED, record.tag, chosen, mode=mode),)
     match fault.kind:
         case FaultKind.NONE:
             return loaded
-        case FaultKind.REPORT | FaultKind.DROP:
+        case FaultKind.RAISE:
+            return loaded[:-1] + fired
+        case kind if kind in REPORTED_KINDS:
             return loaded + fired + reported
-        case FaultKind.SILENT | FaultKind.DELAY:
+        case _:
             return loaded + fired

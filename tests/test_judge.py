@@ -24,7 +24,7 @@ from harness.records import (
     TokenChoice,
     Verdict,
 )
-from services.faults import ALWAYS, FaultKind, LoadMode
+from services.faults import ALWAYS, ASYNC_KINDS, SYNC_KINDS, FaultKind, LoadMode
 from services.journal import Event, EventName
 from tests.builders import (
     BLOCK_COUNT,
@@ -98,6 +98,15 @@ GREEN = [
         (DROP, "first"),
         (DROP, "last"),
     )
+    for mix in (False, True)
+]
+NEWER_KINDS = sorted(set(FaultKind) - {NONE, DELAY, SILENT, REPORT, DROP})
+GREEN += [
+    pytest.param(cell(kind, load=load, policy=policy, mix=mix), id=f"{policy}-{kind}-{load}-{mix}")
+    for policy in ("recompute", "fail")
+    for kind in NEWER_KINDS
+    for load in (SYNC, ASYNC)
+    if kind not in (SYNC_KINDS if load is ASYNC else ASYNC_KINDS)
     for mix in (False, True)
 ]
 

@@ -13,9 +13,11 @@ from harness.errors import UsageError
 from harness.matrix_file import EngineName
 from harness.plan import POLICIES, load_plan, select_cells
 from harness.records import Cell, Outcome, Plan, PlannedRequest, PromptSpec, Role
-from services.faults import ALWAYS, Fault, FaultKind, LoadMode
+from services.faults import ALWAYS, BREACH_KINDS, Fault, FaultKind, LoadMode
 
-EXAMPLE = Path(__file__).parents[1] / "harness" / "matrix" / "example.yaml"
+MATRICES = Path(__file__).parents[1] / "harness" / "matrix"
+EXAMPLE = MATRICES / "example.yaml"
+ROBUSTNESS_KINDS = BREACH_KINDS | {FaultKind.HANG, FaultKind.RAISE, FaultKind.REOFFER}
 
 HEAD = """
 schema: 1
@@ -118,6 +120,13 @@ def test_a_whole_cell(tmp_path: Path) -> None:
         ("decode-fail", "{kind: report}", Outcome.FAILED_CLEANLY, False),
         ("decode-fail", "{kind: drop}", Outcome.FAILED_CLEANLY, False),
         ("decode-fail", "{kind: delay, delay_s: 1}", Outcome.LOADED, False),
+        ("decode-recompute", "{kind: raise}", Outcome.RECOVERED, False),
+        ("decode-fail", "{kind: raise}", Outcome.FAILED_CLEANLY, False),
+        ("decode-recompute", "{kind: report_late}", Outcome.RECOVERED, False),
+        ("decode-fail", "{kind: report_late}", Outcome.FAILED_CLEANLY, False),
+        ("decode-recompute", "{kind: finish_sync}", Outcome.RECOVERED, False),
+        ("decode-fail", "{kind: finish_sync}", Outcome.FAILED_CLEANLY, False),
+        ("decode-fail", "{kind: unknown_block}", Outcome.LOADED, False),
     ],
 )
 def test_what_is_expected_follows_from_fault_and_policy(
@@ -131,6 +140,44 @@ def test_expect_and_control_can_be_said(tmp_path: Path) -> None:
     entry = "engine: decode-fail, load: sync, workload: {victim: harbour}, expect: failed-cleanly, control: false"
     (cell,) = cells_of(tmp_path, entry)
     assert (cell.expected, cell.control) == (Outcome.FAILED_CLEANLY, False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "recompute", "fail"),
+    [
+        ("hang", Outcome.RECOVERED, Outcome.FAILED_CLEANLY),
+        ("reoffer", Outcome.RECOVERED, Outcome.FAILED_CLEANLY),
+        ("finish_missing", Outcome.RECOVERED, Outcome.FAILED_CLEANLY),
+        ("finish_twice", Outcome.LOADED, Outcome.LOADED),
+    ],
+)
+def test_what_is_expected_of_async_loads(tmp_path: Path, kind: str, recompute: Outcome, fail: Outcome) -> None:
+    entry = (
+        f"engine: [decode-recompute, decode-fail], load: async, fault: {{kind: {kind}}}, workload: {{victim: ferry}}"
+    )
+    assert [cell.expected for cell in cells_of(tmp_path, entry)] == [recompute, fail]
+
+
+def test_cells_in_which_the_connector_breaks_its_contract_are_a_group(tmp_path: Path) -> None:
+    entry = "engine: decode-fail, load: sync, workload: {victim: ferry}, fault: {kind: [report, raise, report_late]}"
+    assert [cell.group for cell in cells_of(tmp_path, entry)] == ["", "", "robustness"]
+
+
+@pytest.mark.parametrize(
+    ("load", "kind", "other"),
+    [
+        *(("sync", kind, "async") for kind in ("hang", "reoffer", "finish_missing", "finish_twice")),
+        ("async", "finish_sync", "sync"),
+    ],
+)
+def test_kinds_of_one_load_mode_are_refused_in_the_other(tmp_path: Path, load: str, kind: str, other: str) -> None:
+    text = (
+        f"{HEAD}  - {{why: Because., engine: decode-fail, load: {load}, fault: {{kind: {kind}}}, "
+        "workload: {victim: ferry}}\n"
+    )
+    (problem,) = problems_of(tmp_path, text)
+    assert problem.startswith(f"{kind} cannot happen to a load that is {load} @ cells.0.load")
+    assert f"valid with load {other} only" in problem
 
 
 def test_only_a_lone_victim_is_a_control_by_default(tmp_path: Path) -> None:
@@ -253,8 +300,7 @@ def many(tmp_path: Path) -> list[str]:
         "unknown value 'decode-recompte' @ cells.0.engine.1 (line 13; did you mean decode-recompute? "
         "valid: decode-recompute, decode-fail, decode-baseline)",
         "unknown value 'off' @ cells.0.load (line 14; valid: sync, async)",
-        "unknown value 'reprot' @ cells.0.fault.kind (line 15; did you mean report? "
-        "valid: none, report, drop, silent, delay)",
+        f"unknown value 'reprot' @ cells.0.fault.kind (line 15; did you mean report? valid: {', '.join(FaultKind)})",
         "'center' names no blocks @ cells.0.fault.blocks.1 (line 15; valid: first, middle, last, all, "
         "a block index counted from 0, or [[0, 2]] for blocks 0 and 2 together)",
         "input should be greater than or equal to 1, not 0 @ cells.0.fault.times (line 15)",
@@ -302,7 +348,7 @@ def test_mistakes_come_in_the_order_of_the_file(many: list[str]) -> None:
         ),
         (
             "workload: {victim: harbour}, fault: {kind: delay, delay_s: 1, blocks: all}",
-            "blocks means nothing for kind delay @ cells.0.fault.blocks (line 17; it belongs to report, drop, silent)",
+            "blocks means nothing for kind delay @ cells.0.fault.blocks (line 17; it belongs to report, drop, silent",
         ),
         ("workload: {victim: [harbour, harbour]}", "a second cell fail-none-sync-harbour @ cells.0 (line 17; give"),
     ],
@@ -411,7 +457,12 @@ def test_every_pattern_must_match(example: Plan) -> None:
     ]
 
 
-# The shipped matrix.
+# The shipped matrices.
+
+
+@pytest.fixture(scope="module")
+def robustness() -> Plan:
+    return load_plan(MATRICES / "robustness.yaml")
 
 
 def test_example_has_every_axis(example: Plan) -> None:
@@ -423,10 +474,18 @@ def test_example_has_every_axis(example: Plan) -> None:
         f"recompute-report-{load}-{block}"
         for load, block in product(("sync", "async"), ("first", "middle", "last", "all"))
     } <= set(ids(example))
-    assert {cell.fault.kind for cell in example.cells} == set(FaultKind)
+    assert {cell.fault.kind for cell in example.cells} == set(FaultKind) - ROBUSTNESS_KINDS
 
 
-def test_example_has_both_controls_for_every_engine_and_load(example: Plan) -> None:
+def test_robustness_has_the_other_kinds(robustness: Plan) -> None:
+    kinds = {cell.fault.kind for cell in robustness.cells}
+    assert kinds == {FaultKind.NONE, FaultKind.SILENT, *ROBUSTNESS_KINDS}
+    assert {cell.fault.kind for cell in robustness.cells if cell.group} == BREACH_KINDS
+
+
+@pytest.mark.parametrize("matrix", ["example", "robustness"])
+def test_each_matrix_has_both_controls_for_every_engine_and_load(matrix: str, request: pytest.FixtureRequest) -> None:
+    example: Plan = request.getfixturevalue(matrix)
     pairs = {(cell.engine, cell.load) for cell in example.cells}
     controls = {(cell.engine, cell.load, cell.fault.kind) for cell in example.cells if cell.control}
     assert controls == {(*pair, kind) for pair in pairs for kind in (FaultKind.NONE, FaultKind.SILENT)}

@@ -15,7 +15,10 @@ import pytest
 from harness import phases, runner
 from harness.plan import load_plan, select_cells
 from harness.records import Cell, Outcome, Plan, Report, Status, Verdict
+from harness.stack import AttachStack
 from harness.storage import RunFolder
+from services.faults import FaultKind
+from services.journal import EventName, Journal
 from tests.simulated_engine import simulated_stack
 from tests.ways_to_be_wrong import Wrong
 
@@ -159,6 +162,25 @@ def test_engines_that_never_come_to_rest(wrong: Wrong, tmp_path: Path, monkeypat
     monkeypatch.setattr(runner, "SETTLE_DEADLINE_S", SETTLE_DEADLINE_S)
     case = Case(wrong, {"*-report-*": LEAKED}, 1, "nothing-leaked", MIDDLE)
     check(run(select_cells(EXAMPLE, case.patterns), tmp_path, wrong), case)
+
+
+def test_an_engine_that_does_not_come_to_rest_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for each leak with a cell after it, where the stack can."""
+    killed: list[str] = []
+
+    def kill_engine(stack: AttachStack, service: str) -> None:
+        killed.append(service)
+        Journal(stack.evidence_dir, service).write(EventName.ENGINE_EXITED, reason="signal SIGKILL", pid=1)
+        Journal(stack.evidence_dir, service).write(EventName.ENGINE_READY, pid=1)
+
+    monkeypatch.setattr(runner, "SETTLE_DEADLINE_S", SETTLE_DEADLINE_S)
+    monkeypatch.setattr(AttachStack, "kill_engine", kill_engine)
+    case = Case(Wrong.LEAKS_BLOCKS, {"*-report-*": LEAKED}, 1, "nothing-leaked", ("recompute-report-sync-*",))
+    report = run(select_cells(EXAMPLE, case.patterns), tmp_path, case.wrong)
+    leaked = [cell.engine for cell in report.cells if cell.fault.kind is FaultKind.REPORT]
+    assert len(leaked) > 1
+    assert killed == leaked[:-1]
+    check(report, case)
 
 
 def test_engines_that_hang(tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ def test_json_has_the_documented_fields() -> None:
         "schema_version run_id outcome exit_code versions stack started_at duration_s startup_s cells_s counts cells"
     )
     assert " ".join(raw["cells"][0]) == (
-        "id engine load fault expected outcome status findings duration_s ttft_s evidence"
+        "id engine load fault expected outcome status group link findings duration_s ttft_s evidence"
     )
     assert raw["cells"][1]["evidence"] == {
         "loaded_blocks": 4,
@@ -238,7 +238,21 @@ def test_green_cells_are_not_explained_and_all_others_are() -> None:
     assert "why pass exists" not in output
     assert all(f"why {name} exists" in output for name, status, _, _ in CASES if status is not Status.PASS)
     assert "known issue: https://github.com/vllm-project/vllm/issues/1" in output
+    assert "FIXED" in output
+    assert "take it off the list of known issues" in output
     assert "not judged: never-judged" in output
+
+
+def test_every_format_tells_the_group_of_a_cell() -> None:
+    report = report_of()
+    cells = tuple(replace(cell, group="robustness") if cell.id == "wrong" else cell for cell in report.cells)
+    report = replace(report, cells=cells)
+    assert "wrong (robustness)" in printed(report, 200)
+    assert "FAIL wrong (robustness): wrong-output" in printed(report)
+    assert "- `wrong (robustness)` **wrong-output**" in to_markdown(report)
+    assert 'name="wrong (robustness)"' in to_junit(report)
+    assert "<strong>wrong (robustness)</strong>" in to_html(report)
+    assert [cell["group"] for cell in json.loads(to_json(report))["cells"] if cell["id"] == "wrong"] == ["robustness"]
 
 
 def test_a_request_without_an_answer_and_a_broken_harness_are_shown() -> None:

@@ -38,6 +38,8 @@ def _cell(row: Row) -> dict[str, object]:
         "expected": row.cell.expected,
         "outcome": row.verdict.outcome,
         "status": row.verdict.status,
+        "group": row.cell.group,
+        "link": row.verdict.link,
         "findings": [dataclasses.asdict(finding) for finding in row.verdict.findings],
         "duration_s": round(row.duration_s, 3),
         "ttft_s": round(row.ttft_s, 4),

@@ -10,6 +10,7 @@ from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 from harness.records import Report, Status
 from harness.report.view import (
     Row,
+    cell_words,
     difference_words,
     evidence_folder,
     finding_words,
@@ -46,7 +47,9 @@ def _properties(report: Report) -> dict[str, str]:
 
 
 def _case(report: Report, row: Row) -> TestCase:
-    case = TestCase(one_line(row.cell.id), f"{one_line(row.cell.engine)}.{row.cell.load}", round(row.duration_s, 3))
+    case = TestCase(
+        one_line(cell_words(row.cell)), f"{one_line(row.cell.engine)}.{row.cell.load}", round(row.duration_s, 3)
+    )
     result = _result(row)
     if result is not None:
         result.text = visible("\n".join(_details(report, row)))

@@ -9,6 +9,7 @@ from itertools import accumulate
 from harness.records import Report, Status
 from harness.report.view import (
     Row,
+    cell_words,
     cells_s,
     not_judged,
     one_line,
@@ -75,7 +76,7 @@ def _entry(report: Report, row: Row) -> str:
     link = f" {_link(row.verdict.link)}" if row.verdict.link else ""
     why = "" if row.verdict.status is Status.FIXED else f" {code(reason(row))}"
     repeat = f"\n  repeat: {code(repeat_command(report, row.cell))}" if row.verdict.status is Status.FAIL else ""
-    return f"- {code(row.cell.id)} **{row.verdict.outcome}**{link}{why}{repeat}"
+    return f"- {code(cell_words(row.cell))} **{row.verdict.outcome}**{link}{why}{repeat}"
 
 
 def _cut(lines: list[str]) -> list[str]:

@@ -16,6 +16,7 @@ from harness.records import Difference, Report, Status, Verdict
 from harness.report.view import (
     Row,
     answer_words,
+    cell_words,
     difference_words,
     evidence_folder,
     fault_words,
@@ -78,8 +79,8 @@ def _line(console: Console, text: Text) -> None:
 
 
 def _sign(status: Status) -> str:
-    """Red states shout, so that they stand out where there is no colour."""
-    return status.upper() if status in (Status.FAIL, Status.ERROR) else status.value
+    """Red states and fixed issues shout, so that they stand out where there is no colour."""
+    return status.upper() if status in (Status.FAIL, Status.ERROR, Status.FIXED) else status.value
 
 
 def _table(judged: Iterable[Row], console: Console) -> Table:
@@ -96,7 +97,7 @@ def _table(judged: Iterable[Row], console: Console) -> Table:
 
 def _wide_cells(row: Row) -> list[Text]:
     cell, counts = row.cell, row.verdict.evidence
-    words = (cell.id, cell.engine, cell.load, fault_words(cell.fault), cell.expected)
+    words = (cell_words(cell), cell.engine, cell.load, fault_words(cell.fault), cell.expected)
     numbers = (counts.loaded_blocks, counts.failed_blocks, counts.reported_blocks, counts.fault_fired)
     return [
         _sign_text(row),
@@ -114,7 +115,7 @@ def _narrow_cells(row: Row) -> list[Text]:
         outcome.append(f"\nnot {row.cell.expected}", "default")
     return [
         _sign_text(row),
-        Text(visible(row.cell.id)),
+        Text(visible(cell_words(row.cell))),
         outcome,
         Text(f"{counts.loaded_blocks}/{counts.failed_blocks}/{counts.reported_blocks}"),
         Text(str(counts.fault_fired)),
@@ -128,7 +129,7 @@ def _sign_text(row: Row) -> Text:
 
 def _print_row(report: Report, row: Row, console: Console) -> None:
     status = row.verdict.status
-    title = f"\n{_sign(status)} {visible(row.cell.id)}: {row.verdict.outcome}, expected {row.cell.expected}"
+    title = f"\n{_sign(status)} {visible(cell_words(row.cell))}: {row.verdict.outcome}, expected {row.cell.expected}"
     _line(console, Text(title, STYLES[status]))
     for line in (*_why_lines(row), *_answer_lines(row)):
         _line(console, Text(f"  {one_line(line)}"))
@@ -141,6 +142,8 @@ def _print_row(report: Report, row: Row, console: Console) -> None:
 
 def _why_lines(row: Row) -> list[str]:
     lines = [f"why this cell: {row.cell.why}"] if row.cell.why else []
+    if row.verdict.status is Status.FIXED:
+        lines.append("this was a known issue and is green now: take it off the list of known issues")
     if row.verdict.link:
         lines.append(f"known issue: {row.verdict.link}")
     if row.not_run:

@@ -105,6 +105,11 @@ def started_at(report: Report) -> str:
     return datetime.fromtimestamp(report.info.started_at_s, UTC).isoformat(timespec="seconds")
 
 
+def cell_words(cell: Cell) -> str:
+    """A cell's id, and its group where it has one: `recompute-hang-async (robustness)`."""
+    return f"{cell.id} ({cell.group})" if cell.group else cell.id
+
+
 def fault_words(fault: Fault) -> str:
     """A fault in a few words: `none`, `report first`, `drop 0,2 always`, `delay 1.5 s`."""
     if fault.kind is FaultKind.NONE:
