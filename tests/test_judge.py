@@ -57,6 +57,15 @@ DELAY, DROP, NONE, REPORT, SILENT = (
     FaultKind.REPORT,
     FaultKind.SILENT,
 )
+FINISH_MISSING, FINISH_TWICE, REPORT_LATE, UNKNOWN_BLOCK = (
+    FaultKind.FINISH_MISSING,
+    FaultKind.FINISH_TWICE,
+    FaultKind.REPORT_LATE,
+    FaultKind.UNKNOWN_BLOCK,
+)
+HANG, RAISE = FaultKind.HANG, FaultKind.RAISE
+BLOCKS = tuple(range(BLOCK_COUNT))
+LOAD = (EventName.PLANNED, EventName.LOADED)
 VICTIM_TAG, BYSTANDER_TAG, CANARY_TAG = "tag-victim", "tag-bystander", "tag-canary"
 
 Change = Callable[[Observation], Observation]
@@ -162,6 +171,105 @@ class TestGreen:
         verdict, _ = judged(replace(cell(load=LoadMode.OFF), control=False))
         assert (verdict.outcome, verdict.status) == (Outcome.LOADED, Status.PASS)
         assert "kv-loaded" not in {finding.check for finding in verdict.findings}
+
+
+RECOMPUTED = oracle_answer(OracleKey("victim", OracleKind.RECOMPUTE))
+REUSED = oracle_answer(OracleKey("victim", OracleKind.REUSE))
+
+
+class TestLostLoads:
+    """A load that hangs or raises is reported by nobody; all that counts is what becomes of the request."""
+
+    CELLS = pytest.mark.parametrize(
+        "of", [cell(HANG, load=ASYNC), cell(RAISE), cell(RAISE, load=ASYNC)], ids=lambda of: of.id
+    )
+
+    @CELLS
+    def test_computed_after_all_is_recovered(self, of: Cell) -> None:
+        verdict, code = judged(of, answer_with(observation(of), Role.VICTIM, RECOMPUTED))
+        assert (verdict.outcome, broken_checks(verdict), code) == (Outcome.RECOVERED, set(), 0)
+
+    @CELLS
+    def test_a_second_load_that_is_whole_equals_reuse(self, of: Cell) -> None:
+        first = observation(of)
+        second = tuple(event(name, VICTIM_TAG, BLOCKS, mode=of.load) for name in LOAD)
+        seen = replace(first, events=first.events + (second[:1] if of.fault.kind is RAISE else second))
+        verdict, _ = judged(of, answer_with(seen, Role.VICTIM, REUSED))
+        assert "victim-equals-oracle" not in broken_checks(verdict)
+
+    @CELLS
+    def test_the_answer_of_the_loaded_kv_is_wrong(self, of: Cell) -> None:
+        verdict, code = judged(of, answer_with(observation(of), Role.VICTIM, REUSED))
+        assert (verdict.outcome, broken_checks(verdict), code) == (Outcome.WRONG_OUTPUT, {"victim-equals-oracle"}, 1)
+
+    @CELLS
+    def test_an_error_is_no_recovery(self, of: Cell) -> None:
+        verdict, code = judged(of, answer_with(observation(of), Role.VICTIM, refused()))
+        assert (verdict.outcome, verdict.status, code) == (Outcome.WRONG_OUTPUT, Status.FAIL, 1)
+
+    @CELLS
+    def test_no_answer_before_the_deadline_is_hung(self, of: Cell) -> None:
+        seen = replace(change_answer(observation(of), Role.VICTIM, timed_out=True, status_code=0), settled=False)
+        verdict, code = judged(of, seen)
+        assert (verdict.outcome, code) == (Outcome.HUNG, 1)
+        assert broken_checks(verdict) == {"in-time", "victim-equals-oracle", "nothing-leaked"}
+
+    @CELLS
+    def test_blocks_held_afterwards_are_leaked(self, of: Cell) -> None:
+        seen = observation(of)
+        verdict, code = judged(of, replace(seen, settled=False, after=replace(seen.after, cache_usage=0.1)))
+        assert (verdict.outcome, broken_checks(verdict), code) == (Outcome.LEAKED, {"nothing-leaked"}, 1)
+
+    @CELLS
+    def test_a_dead_engine_is_crashed(self, of: Cell) -> None:
+        seen = observation(of)
+        verdict, code = judged(of, replace(seen, after=replace(seen.after, restart_count=1)))
+        assert (verdict.outcome, broken_checks(verdict), code) == (Outcome.CRASHED, {"engine-alive"}, 1)
+
+    @CELLS
+    def test_without_the_canary_nothing_is_proven(self, of: Cell) -> None:
+        verdict, code = judged(of, observation(of, canary=False))
+        assert (verdict.outcome, broken_checks(verdict), code) == (Outcome.UNPROVEN, {"requests-sent"}, 2)
+
+    def test_under_fail_an_answer_is_no_clean_failure(self) -> None:
+        of = cell(HANG, load=ASYNC, policy="fail")
+        verdict, code = judged(of, answer_with(observation(of), Role.VICTIM, RECOMPUTED))
+        assert (verdict.outcome, broken_checks(verdict), code) == (Outcome.RECOVERED, {"expected-outcome"}, 1)
+
+    def test_a_load_that_hangs_was_made(self) -> None:
+        of = cell(HANG, load=ASYNC)
+        verdict, _ = judged(of, without(observation(of), EventName.LOADED))
+        assert (verdict.outcome, broken_checks(verdict)) == (Outcome.UNPROVEN, {"kv-loaded"})
+
+    def test_a_load_that_raises_was_at_least_planned(self) -> None:
+        of = cell(RAISE)
+        verdict, _ = judged(of, without(observation(of), EventName.PLANNED))
+        assert verdict.outcome is Outcome.UNPROVEN
+        assert "kv-loaded" in broken_checks(verdict)
+
+
+class TestBreaches:
+    """A connector that breaks its contract is no excuse for wrong tokens."""
+
+    @pytest.mark.parametrize("of", [cell(FINISH_TWICE, load=ASYNC), cell(UNKNOWN_BLOCK)], ids=lambda of: of.id)
+    def test_a_right_load_is_used(self, of: Cell) -> None:
+        verdict, code = judged(of, answer_with(observation(of), Role.VICTIM, RECOMPUTED))
+        assert (verdict.outcome, broken_checks(verdict), code) == (Outcome.WRONG_OUTPUT, {"victim-equals-oracle"}, 1)
+
+    @pytest.mark.parametrize("of", [cell(REPORT_LATE), cell(FINISH_MISSING, load=ASYNC)], ids=lambda of: of.id)
+    def test_a_report_that_never_came_is_unreported(self, of: Cell) -> None:
+        verdict, code = judged(of, without(observation(of), EventName.REPORTED))
+        assert (verdict.outcome, broken_checks(verdict), code) == (Outcome.UNREPORTED, {"failure-reported"}, 1)
+
+    def test_a_late_report_does_not_excuse_the_first_token(self) -> None:
+        of = cell(REPORT_LATE, "first")
+        verdict, code = judged(of, answer_with(observation(of), Role.VICTIM, wrong_answer(VICTIM)))
+        assert (verdict.outcome, broken_checks(verdict), code) == (Outcome.WRONG_OUTPUT, {"victim-equals-oracle"}, 1)
+
+    def test_a_fault_that_did_not_fire_proves_nothing(self) -> None:
+        of = cell(FINISH_TWICE, load=ASYNC)
+        verdict, code = judged(of, without(observation(of), EventName.FAULT_FIRED))
+        assert (verdict.outcome, broken_checks(verdict), code) == (Outcome.UNPROVEN, {"fault-fired"}, 2)
 
 
 class TestSecondLoad:
