@@ -159,7 +159,7 @@ vllm:cache_config_info{{block_size="{BLOCK_SIZE}",num_gpu_blocks="728"}} 1
         repaired = (*loaded[:first_bad], *(True for _ in loaded[first_bad:]))
         if self._wrong is Wrong.POISONED_CACHE:
             self._keep(keys, loaded)
-        if done.reported and self._policy == "fail":
+        if (done.reported or (done.fired and request.is_lost)) and self._policy == "fail":
             return failure(request)
         self._keep(keys, repaired)
         return right(request) if all(repaired) else garbage(request)

@@ -152,6 +152,11 @@ def test_honest_engines_are_green_in_the_whole_example(tmp_path: Path) -> None:
     assert different == {cell.id for cell in report.cells if cell.expected is Outcome.CAUGHT}
 
 
+def test_honest_engines_are_green_with_every_fault_of_the_robustness_matrix(tmp_path: Path) -> None:
+    """Also where vLLM is red: what is asked of an engine can be done."""
+    check(run(load_plan(MATRIX.with_name("robustness.yaml")), tmp_path), Case(Wrong.NOTHING, {}, 0, ""))
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.wrong)
 def test_wrong_engines(case: Case, tmp_path: Path) -> None:
     check(run(select_cells(EXAMPLE, case.patterns), tmp_path, case.wrong), case)

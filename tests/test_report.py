@@ -480,6 +480,9 @@ def test_markdown_stays_short_enough_for_a_comment() -> None:
         (Fault(FaultKind.REPORT, (0, 2), ALWAYS), "report 0,2 always"),
         (Fault(FaultKind.SILENT, "last", 2), "silent last 2 times"),
         (Fault(FaultKind.DELAY, delay_s=1.5), "delay 1.5 s"),
+        (Fault(FaultKind.HANG), "hang"),
+        (Fault(FaultKind.RAISE, times=ALWAYS), "raise always"),
+        (Fault(FaultKind.REPORT_LATE, "first"), "report_late first"),
     ],
 )
 def test_fault_words(fault: Fault, words: str) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from harness.oracles import REPORTED_KINDS
+from harness.oracles import BROKEN_KINDS, LOST_KINDS
 from harness.records import Role
 from services.faults import FaultKind, LoadControl, breakage
 
@@ -119,7 +119,11 @@ class Request:
 
     @property
     def is_broken(self) -> bool:
-        return self.control.fault.kind in REPORTED_KINDS
+        return self.control.fault.kind in BROKEN_KINDS
+
+    @property
+    def is_lost(self) -> bool:
+        return self.control.fault.kind in LOST_KINDS
 
 
 @dataclass(frozen=True)

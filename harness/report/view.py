@@ -23,7 +23,7 @@ from harness.records import (
     TokenChoice,
     Verdict,
 )
-from services.faults import ALWAYS, Fault, FaultKind
+from services.faults import ALWAYS, WHOLE_LOAD_KINDS, Fault, FaultKind
 
 STATUS_ORDER = tuple(Status)
 RUN_OUTCOMES = {0: "pass", 1: "fail", 2: "inconclusive", 3: "error"}
@@ -111,13 +111,14 @@ def cell_words(cell: Cell) -> str:
 
 
 def fault_words(fault: Fault) -> str:
-    """A fault in a few words: `none`, `report first`, `drop 0,2 always`, `delay 1.5 s`."""
+    """A fault in a few words: `none`, `report first`, `drop 0,2 always`, `delay 1.5 s`, `hang`."""
     if fault.kind is FaultKind.NONE:
         return "none"
     blocks = ",".join(map(str, fault.blocks)) if isinstance(fault.blocks, tuple) else fault.blocks
-    what = f"{fault.delay_s:g} s" if fault.kind is FaultKind.DELAY else blocks
-    times = {1: "", ALWAYS: " always"}.get(fault.times, f" {fault.times} times")
-    return f"{fault.kind} {what}{times}"
+    where = "" if fault.kind in WHOLE_LOAD_KINDS else blocks
+    what = f"{fault.delay_s:g} s" if fault.kind is FaultKind.DELAY else where
+    times = {1: "", ALWAYS: "always"}.get(fault.times, f"{fault.times} times")
+    return " ".join(part for part in (fault.kind, what, times) if part)
 
 
 def finding_words(finding: Finding) -> str:
