@@ -117,7 +117,7 @@ class ProcessStack(Stack):
             "KVPROOF_MODEL_DIR": self._environ.get("KVPROOF_MODEL_DIR", str(self._root / MODEL_FOLDER)),
             "KVPROOF_HOST": HOST,
             "KVPROOF_PORT": str(self._port(engine.service)),
-            "KVPROOF_DIE_WITH_PARENT": "1",
+            "KVPROOF_PARENT_PID": str(os.getpid()),
             "PYTHONUNBUFFERED": "1",
         }
 
