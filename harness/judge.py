@@ -51,7 +51,7 @@ def judge(
         else _not_run(cell, Status.ERROR, Finding("observed", False, "the run ended before this cell"))
         for cell in cells
     )
-    return _with_controls(cells, verdicts)
+    return _with_controls(cells, _with_late_deaths(cells, verdicts, observed))
 
 
 def cell_judge(
@@ -122,6 +122,37 @@ def _evidence(case: Case) -> Evidence:
 
     fired = sum(len(case.blocks(record, EventName.FAULT_FIRED)) for record in case.records(Role.VICTIM))
     return Evidence(count(EventName.LOADED), count(EventName.FAILED), count(EventName.REPORTED), fired)
+
+
+def _with_late_deaths(
+    cells: Sequence[Cell], verdicts: Sequence[Verdict], observed: Mapping[str, Observation]
+) -> tuple[Verdict, ...]:
+    """The verdicts, where an engine that was alive at the end of a cell but had died before its next one began."""
+    died_after = _died_after(cells, observed)
+    return tuple(
+        replace(
+            verdict,
+            outcome=Outcome.CRASHED,
+            status=Status.FAIL,
+            findings=(*verdict.findings, Finding("engine-alive-afterwards", False, "it died before the next cell")),
+        )
+        if verdict.cell_id in died_after and verdict.outcome is not Outcome.NOT_RUN
+        else verdict
+        for verdict in verdicts
+    )
+
+
+def _died_after(cells: Sequence[Cell], observed: Mapping[str, Observation]) -> frozenset[str]:
+    """Cells between whose end and the next start on the same engine the engine's exit count grew."""
+    ran = sorted((c for c in cells if c.id in observed), key=lambda cell: observed[cell.id].started_at_s)
+    follows = [(one, next((c for c in ran[i:] if c.engine == one.engine), None)) for i, one in enumerate(ran, start=1)]
+    return frozenset(
+        one.id
+        for one, other in follows
+        if other
+        and not observed[other.id].error
+        and observed[other.id].before.restart_count > observed[one.id].after.restart_count
+    )
 
 
 def _with_controls(cells: Sequence[Cell], verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:

@@ -910,7 +910,6 @@ OK = [
     ("blocks-held-before-too", MIX, both(state("before", cache_usage=0.25), state("after", cache_usage=0.25))),
     ("fewer-blocks-held", MIX, both(state("before", cache_usage=0.25), state("after", cache_usage=0.0))),
     ("metric-rounded", MIX, both(state("before", cache_usage=0.25), state("after", cache_usage=0.2500000001))),
-    ("restarted-before", MIX, both(state("before", restart_count=2), state("after", restart_count=2))),
     ("sharer-did-not-share", MIX, answer(Role.SHARER, whole(REUSE, "sharer"))),
     ("canary-reused", MIX, answer(Role.CANARY, whole(REUSE))),
     ("canary-recomputed", MIX, answer(Role.CANARY, whole(RECOMPUTE))),
@@ -1570,3 +1569,25 @@ def test_a_cell_judged_by_itself_gets_the_same_verdict_but_for_controls() -> Non
         together = judge(cells, PROMPTS, runs, [*map(observation, cells[:-1]), seen], BLOCK_SIZE)[-1]
         without_controls = tuple(f for f in together.findings if f.check != "controls")
         assert alone(MIX, seen) == replace(together, findings=without_controls)
+
+
+def test_an_engine_that_dies_between_two_cells_makes_the_earlier_one_red() -> None:
+    cells = (*controls_of(MIX), MIX)
+    seen = [replace(observation(cell), started_at_s=float(i)) for i, cell in enumerate(cells)]
+    before, after = seen[-1].before, seen[-1].after
+    exits = before.restart_count + 1
+    seen[-1] = replace(seen[-1], before=replace(before, restart_count=exits), after=replace(after, restart_count=exits))
+    verdicts = judge(cells, PROMPTS, oracle_runs(cells), seen, BLOCK_SIZE)
+    crashed = [v.cell_id for v in verdicts if v.outcome is Outcome.CRASHED]
+    assert crashed == [[cell.id for cell in cells if cell.engine == MIX.engine][-2]]
+    red = next(v for v in verdicts if v.cell_id in crashed)
+    assert "engine-alive-afterwards" in broken_checks(red)
+    assert verdicts[-1].outcome is Outcome.UNPROVEN
+    assert exit_code(verdicts) == 1
+
+
+def test_an_engine_that_had_died_before_the_run_is_not_held_against_a_cell() -> None:
+    cells = (*controls_of(MIX), MIX)
+    seen = [both(state("before", restart_count=2), state("after", restart_count=2))(observation(c)) for c in cells]
+    verdicts = judge(cells, PROMPTS, oracle_runs(cells), seen, BLOCK_SIZE)
+    assert exit_code(verdicts) == 0
