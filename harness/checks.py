@@ -17,11 +17,13 @@ from harness.oracles import (
     needed,
     oracle_block_count,
     oracle_name,
+    recompute,
     reuse,
     shared_bad_block,
 )
 from harness.records import (
     Cell,
+    Completion,
     Finding,
     Observation,
     OracleKey,
@@ -37,6 +39,7 @@ from services.journal import Event, EventName
 
 FAIL_POLICY = "fail"
 
+SHOWN_CHARS = 40
 CACHE_USAGE_TOLERANCE = 1e-6
 """Far below one block of any cache; the metric is a rounded float."""
 
@@ -139,6 +142,7 @@ def nothing_else_failed(case: Case) -> Iterator[Finding]:
     broken = {(tag, block) for tag, blocks in _broken_blocks(case).items() for block in blocks}
     extra = [f"{e.request} block {block}" for e in reported for block in e.blocks if (e.request, block) not in broken]
     extra += [f"{e.request} block {block}" for e in failed for block in e.blocks]
+    extra += [f"block id {block_id} of no load" for e in reported if not e.request for block_id in e.block_ids]
     yield Finding("nothing-else-failed", not extra, ", ".join(extra))
 
 
@@ -161,6 +165,31 @@ def oracles_loaded(case: Case) -> Iterator[Finding]:
         loads = [_loaded(run.events) for run in case.oracles.get(key, ())]
         ok = loads != [] and all(blocks == wanted for blocks in loads)
         yield Finding("oracle-loaded", ok, _of_prompt(key), expected=_listed((wanted,)), got=_listed(loads))
+
+
+def oracles_agree(case: Case) -> Iterator[Finding]:
+    """Loaded KV says what computed KV says: reuse and recompute of a prompt begin alike and know its secret alike.
+
+    Only this tells a store that gives every request the same wrong KV: all else compares loads with loads. Rounding
+    may change a token, so the first token of each has to be among the other's leaders, no more.
+    """
+    for prompt_id in dict.fromkeys(request.prompt_id for request in case.cell.requests):
+        loaded, computed = (case.oracles.get(key(case.cell, prompt_id), ())[:1] for key in (reuse, recompute))
+        for a, b in zip(loaded, computed, strict=False):
+            ok = _begin_alike(a.completion, b.completion) and _know_alike(a.completion, b.completion, case, prompt_id)
+            got, expected = a.completion.text[:SHOWN_CHARS], b.completion.text[:SHOWN_CHARS]
+            yield Finding("oracles-agree", ok, f"reuse and recompute of {prompt_id}", expected=expected, got=got)
+
+
+def same_bytes_loaded(case: Case) -> Iterator[Finding]:
+    """Every block that was loaded has the bytes that the reuse oracle got; exact on any hardware."""
+    for record in case.observation.requests:
+        runs = case.oracles.get(reuse(case.cell, record.planned.prompt_id), ())
+        wanted = _digests(event for run in runs for event in run.events)
+        got = _digests(event for event in case.observation.events if event.request == record.tag)
+        other = tuple(block for block, digests in got.items() if block in wanted and not digests <= wanted[block])
+        detail = f"other bytes than the oracle got in blocks {_listed((other,))}" if other else ""
+        yield Finding("same-bytes-loaded", not other, detail, record.tag)
 
 
 # Facts about the engine.
@@ -309,6 +338,29 @@ def _loaded(events: Iterable[Event]) -> Blocks:
     return tuple(sorted(block for event in events if event.name is EventName.LOADED for block in event.blocks))
 
 
+def _begin_alike(a: Completion, b: Completion) -> bool:
+    if not a.token_ids or not b.token_ids or not a.top or not b.top:
+        return a.token_ids[:1] == b.token_ids[:1]
+    leaders_a, leaders_b = ({choice.token_id for choice in top} for top in (a.top[0], b.top[0]))
+    return a.token_ids[0] in leaders_b and b.token_ids[0] in leaders_a
+
+
+def _know_alike(a: Completion, b: Completion, case: Case, prompt_id: str) -> bool:
+    secret = case.prompts[prompt_id].secret
+    return (secret in a.text) == (secret in b.text)
+
+
+def _digests(events: Iterable[Event]) -> dict[int, frozenset[str]]:
+    """What was loaded into each logical block, over all loads; empty where a journal has no digests."""
+    pairs = [
+        (block, digest)
+        for event in events
+        if event.name is EventName.LOADED
+        for block, digest in zip(event.blocks, event.digests, strict=False)
+    ]
+    return {block: frozenset(d for b, d in pairs if b == block) for block, _ in pairs}
+
+
 def _counted(lists: Iterable[Blocks]) -> Counter[int]:
     return Counter(block for blocks in lists for block in blocks)
 
@@ -339,6 +391,8 @@ CHECKS: tuple[tuple[Outcome, Check], ...] = (
     (Outcome.UNPROVEN, nothing_else_failed),
     (Outcome.UNPROVEN, oracles_stable),
     (Outcome.UNPROVEN, oracles_loaded),
+    (Outcome.UNPROVEN, oracles_agree),
+    (Outcome.UNPROVEN, same_bytes_loaded),
     (Outcome.WRONG_OUTPUT, victim_equals_oracle),
     (Outcome.POISONED, canary_equals_oracle),
     (Outcome.COLLATERAL, others_equal_oracle),

@@ -29,6 +29,7 @@ from harness.records import (
 from services.faults import FaultKind, LoadMode
 from services.journal import EventName
 
+WRONG_ANSWERS = frozenset({Outcome.WRONG_OUTPUT, Outcome.POISONED, Outcome.COLLATERAL})
 GREENS = frozenset({Outcome.LOADED, Outcome.RECOVERED, Outcome.FAILED_CLEANLY, Outcome.CAUGHT})
 
 
@@ -66,10 +67,13 @@ def cell_judge(
 
 
 def exit_code(verdicts: Iterable[Verdict]) -> int:
-    """1 a cell failed, 3 the harness broke, 2 inconclusive, 0 all well; the first of these that applies."""
+    """1 a cell failed, 3 the harness broke, 2 inconclusive, 0 all well; the first of these that applies.
+
+    A run in which no cell was judged proves nothing, so it is inconclusive.
+    """
     found = {verdict.status for verdict in verdicts}
     codes = ((Status.FAIL, 1), (Status.ERROR, 3), (Status.INCONCLUSIVE, 2))
-    return next((code for status, code in codes if status in found), 0)
+    return next((code for status, code in codes if status in found), 0 if found - {Status.SKIPPED} else 2)
 
 
 def _judge_cell(case: Case) -> Verdict:
@@ -79,8 +83,11 @@ def _judge_cell(case: Case) -> Verdict:
     if seen.skipped:
         return _not_run(case.cell, Status.SKIPPED, Finding("stack-suffices", False, seen.skipped))
     results = [(outcome, tuple(check(case))) for outcome, check in CHECKS]
-    broken = (outcome for outcome, found in results if not all(finding.ok for finding in found))
-    outcome = next(broken, None) or _green(case)
+    broken = [outcome for outcome, found in results if not all(finding.ok for finding in found)]
+    outcome = next(iter(broken), None) or _green(case)
+    if outcome is Outcome.NOT_RUN:
+        # A connector that cannot load as asked is no finding; wrong answers are, however it loaded.
+        outcome = next((claim for claim in broken if claim in WRONG_ANSWERS), outcome)
     findings = [finding for _, found in results for finding in found]
     if outcome in GREENS:
         expected = case.cell.expected

@@ -128,7 +128,7 @@ class CellsEntry(Entry):
     workload: WorkloadEntry
     expect: Literal["loaded", "recovered", "failed-cleanly", "caught"] | None = None
     max_tokens: int = Field(8, ge=1)
-    deadline_s: float = Field(60.0, gt=0)
+    deadline_s: float = Field(60.0, gt=0, le=3600)
     control: bool | None = None
 
 
@@ -161,7 +161,7 @@ def parse(path: Path) -> Document:
         root = loader.construct_document(node) if node else None
     except OSError as error:
         raise UsageError(f"cannot read the matrix file {path}: {error.strerror}") from None
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:
         raise UsageError(f"{path} is not a matrix file: {_syntax(error)}") from None
     places = [*_places(node, ())] if node else []
     return Document(root, dict(places), _repeated(location for location, _ in places))

@@ -60,7 +60,11 @@ class Runner:
 
     def prefill(self, prompt: Prompt) -> None:
         """Have the producer compute and save a prompt's KV. Raises StackError when it cannot."""
+        journal = _Tail(journal_path(self._stack.evidence_dir, PREFILL))
         completion = self._complete(PREFILL, prompt, LoadControl(tag=f"prefill.{prompt.id}"), max_tokens=1)
+        unsaved = [event.reason for event in journal.events() if event.name is EventName.SAVE_FAILED]
+        if unsaved:
+            raise StackError(f"the KV of prompt {prompt.id} was not saved: {unsaved[0]}")
         if completion.status_code != 200 or completion.error:
             what = f"prefill of prompt {prompt.id} failed: HTTP {completion.status_code} {completion.error}"
             raise StackError(self._stack.report(PREFILL, what))
@@ -68,13 +72,13 @@ class Runner:
     def warm_up(self, service: str, prompt: Prompt) -> None:
         """Take the first, slow requests of each kind (compute, sync load, async load) out of what is measured."""
         for load in (LoadMode.OFF, LoadMode.SYNC, LoadMode.ASYNC):
-            self._stack.client(service).reset_prefix_cache()
+            self._reset(service)
             self._complete(service, prompt, LoadControl(tag=f"warm-up.{load}", load=load), max_tokens=4)
 
     def oracle(self, key: OracleKey, run_index: int) -> OracleRun:
         """Measure one oracle on the baseline engine, with an empty prefix cache."""
         prompt = self._prompts[key.prompt_id]
-        self._stack.client(BASELINE).reset_prefix_cache()
+        self._reset(BASELINE)
         journal = _Tail(journal_path(self._stack.evidence_dir, BASELINE))
         count = oracle_block_count(key, prompt)
         control = LoadControl(
@@ -113,8 +117,15 @@ class Runner:
 
     def _prepare(self, cell: Cell) -> EngineState:
         self._stack.wait_ready((cell.engine,), RESTART_DEADLINE_S, self._progress)
-        self._stack.client(cell.engine).reset_prefix_cache()
+        self._reset(cell.engine)
         return self._state(cell.engine)
+
+    def _reset(self, service: str) -> None:
+        """Empty the engine's prefix cache. Raises StackError with the end of the engine's log when it cannot."""
+        try:
+            self._stack.client(service).reset_prefix_cache()
+        except HarnessError as error:
+            raise StackError(self._stack.report(service, str(error))) from None
 
     def _send_all(self, cell: Cell, journal: _Tail, began_s: float) -> tuple[RequestRecord, ...]:
         """Send the first request, and the others as soon as the connector has planned its load: who loads a

@@ -329,13 +329,17 @@ class _WorkerSide:
         """The block ids to report in this step: the inner connector's and the faults'."""
         self._inner_failed |= self._inner.get_block_ids_with_load_errors() or set()
         reported = self._reported | self._inner_failed
+        strays = set(reported)
         for load in self._ended:
             blocks = load.logical(reported)
             if blocks:
                 block_ids = tuple(load.block_ids[block - load.first_block] for block in blocks)
+                strays -= set(block_ids)
                 self._journal.write(
                     EventName.REPORTED, request=load.tag, mode=load.mode, blocks=blocks, block_ids=block_ids
                 )
+        if strays:
+            self._journal.write(EventName.REPORTED, block_ids=tuple(sorted(strays)), reason="of no load that ended now")
         self._ended, self._reported, self._inner_failed = [], set(), set()
         return reported
 

@@ -46,7 +46,8 @@ class EventName(StrEnum):
     """[fault injecting, worker side] the fault `reason` was carried out on `blocks` (block bytes were really
     changed, or the delay really passed)."""
     REPORTED = "reported"
-    """[fault injecting, worker side] `blocks` / `block_ids` were handed to vLLM as failed."""
+    """[fault injecting, worker side] `blocks` / `block_ids` were handed to vLLM as failed; without `request` where
+    the inner connector named block ids of no load that ended in this step."""
     FINISHED = "finished"
     """[fault injecting, worker side] an async load was reported to vLLM as finished."""
     REJECTED = "rejected"

@@ -130,6 +130,8 @@ class TestGreen:
             "nothing-else-failed",
             "oracle-stable",
             "oracle-loaded",
+            "oracles-agree",
+            "same-bytes-loaded",
             "victim-equals-oracle",
             "canary-equals-oracle",
             "sharer-equals-oracle",
@@ -1520,7 +1522,7 @@ class TestControls:
     def test_skipped_stays_skipped(self) -> None:
         found = self.verdicts((MIX, lambda seen: replace(seen, skipped="no Docker socket")))
         assert (found[MIX.id].outcome, found[MIX.id].status) == (Outcome.NOT_RUN, Status.SKIPPED)
-        assert exit_code(found.values()) == 0
+        assert exit_code(found.values()) == 2
 
 
 class TestNotRun:
@@ -1549,7 +1551,9 @@ class TestNotRun:
 @pytest.mark.parametrize(
     ("statuses", "code"),
     [
-        ((), 0),
+        ((), 2),
+        ((Status.SKIPPED,), 2),
+        ((Status.KNOWN,), 0),
         ((Status.PASS, Status.SKIPPED, Status.KNOWN, Status.FIXED), 0),
         ((Status.PASS, Status.INCONCLUSIVE), 2),
         ((Status.INCONCLUSIVE, Status.ERROR), 3),
@@ -1591,3 +1595,72 @@ def test_an_engine_that_had_died_before_the_run_is_not_held_against_a_cell() -> 
     seen = [both(state("before", restart_count=2), state("after", restart_count=2))(observation(c)) for c in cells]
     verdicts = judge(cells, PROMPTS, oracle_runs(cells), seen, BLOCK_SIZE)
     assert exit_code(verdicts) == 0
+
+
+def altered_oracles(cells: tuple[Cell, ...], kind: OracleKind, **changes: object) -> tuple[OracleRun, ...]:
+    """The oracle runs, with another completion for one kind of the victim's oracle."""
+    return tuple(
+        replace(run, completion=replace(run.completion, **changes))  # type: ignore[arg-type]
+        if run.key.kind is kind and run.key.prompt_id == "victim"
+        else run
+        for run in oracle_runs(cells)
+    )
+
+
+def judged_with(runs: tuple[OracleRun, ...], cells: tuple[Cell, ...], seen: list[Observation]) -> Verdict:
+    return judge(cells, PROMPTS, runs, seen, BLOCK_SIZE)[-1]
+
+
+def test_a_store_that_gives_everyone_the_same_wrong_kv_proves_nothing() -> None:
+    one = cell(NONE)
+    cells = (*controls_of(one), one)
+    wrong = wrong_answer(PROMPTS["victim"])
+    runs = altered_oracles(cells, OracleKind.REUSE, token_ids=wrong.token_ids, top=wrong.top, text=wrong.text)
+    seen = [observation(c) for c in cells]
+    seen[-1] = answer(Role.VICTIM, wrong)(seen[-1])
+    verdict = judged_with(runs, cells, seen)
+    assert verdict.outcome is Outcome.UNPROVEN
+    assert "oracles-agree" in broken_checks(verdict)
+
+
+def test_loaded_kv_that_does_not_know_the_secret_proves_nothing() -> None:
+    one = cell(NONE)
+    cells = (*controls_of(one), one)
+    runs = altered_oracles(cells, OracleKind.RECOMPUTE, text=f"it is {PROMPTS['victim'].secret}, of course")
+    verdict = judged_with(runs, cells, [observation(c) for c in cells])
+    assert (verdict.outcome, "oracles-agree" in broken_checks(verdict)) == (Outcome.UNPROVEN, True)
+
+
+def test_other_bytes_than_the_oracle_got_prove_nothing() -> None:
+    one = cell(NONE)
+    cells = (*controls_of(one), one)
+
+    def digested(events: tuple[Event, ...], digest: str) -> tuple[Event, ...]:
+        return tuple(replace(e, digests=(digest,) * len(e.blocks)) if e.name is EventName.LOADED else e for e in events)
+
+    runs = tuple(replace(run, events=digested(run.events, "a")) for run in oracle_runs(cells))
+    same = [replace(o, events=digested(o.events, "a")) for o in map(observation, cells)]
+    assert judged_with(runs, cells, same).outcome is Outcome.LOADED
+    other = [*same[:-1], replace(same[-1], events=digested(same[-1].events, "b"))]
+    verdict = judged_with(runs, cells, other)
+    assert (verdict.outcome, broken_checks(verdict)) == (Outcome.UNPROVEN, {"same-bytes-loaded"})
+
+
+def test_a_report_that_belongs_to_no_load_proves_nothing() -> None:
+    one = cell(NONE)
+    cells = (*controls_of(one), one)
+    seen = [observation(c) for c in cells]
+    stray = Event(EventName.REPORTED, one.engine, 0.0, block_ids=(999,))
+    verdict = judged_with(oracle_runs(cells), cells, [*seen[:-1], replace(seen[-1], events=(*seen[-1].events, stray))])
+    assert (verdict.outcome, broken_checks(verdict)) == (Outcome.UNPROVEN, {"nothing-else-failed"})
+
+
+def test_wrong_answers_outrank_a_load_mode_that_the_connector_does_not_have() -> None:
+    one = cell(NONE, load=LoadMode.ASYNC)
+    cells = (*controls_of(one), one)
+    seen = [observation(c) for c in cells]
+    sync = tuple(replace(e, mode="sync") if e.name is EventName.PLANNED else e for e in seen[-1].events)
+    seen[-1] = replace(seen[-1], events=sync)
+    assert judged_with(oracle_runs(cells), cells, seen).status is Status.SKIPPED
+    seen[-1] = answer(Role.VICTIM, wrong_answer(PROMPTS["victim"]))(seen[-1])
+    assert judged_with(oracle_runs(cells), cells, seen).outcome is Outcome.WRONG_OUTPUT
