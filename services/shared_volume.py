@@ -408,7 +408,14 @@ class _WorkerSide:
     def _journal_save(self, name: EventName, job: SaveJob, first: int, end: int, reason: str) -> None:
         if end > first:
             blocks = tuple(range(job.first_block + first, job.first_block + end))
-            self._journal.write(name, request=job.tag, blocks=blocks, block_ids=job.block_ids[first:end], reason=reason)
+            self._journal.write(
+                name,
+                request=job.tag,
+                blocks=blocks,
+                block_ids=job.block_ids[first:end],
+                reason=reason,
+                keys=job.keys[first:end] if name is EventName.SAVED else (),
+            )
 
     def _journal_read_failure(self, job: LoadJob, index: int, failure: ReadFailure) -> None:
         logger.warning("KV block %d of %s: %s", job.first_block + index, job.tag, failure.detail)
