@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from harness import storage_checks
 from harness.comparison import Comparison, answer_problem, compare, failed_cleanly
 from harness.oracles import (
     REPORTED_KINDS,
@@ -42,6 +43,9 @@ FAIL_POLICY = "fail"
 SHOWN_CHARS = 40
 CACHE_USAGE_TOLERANCE = 1e-6
 """Far below one block of any cache; the metric is a rounded float."""
+
+AFTERWARDS = (Role.CANARY, Role.RELOAD)
+"""Requests that the runner adds to a plan."""
 
 Blocks = tuple[int, ...]
 
@@ -84,10 +88,10 @@ def engine_ready(case: Case) -> Iterator[Finding]:
 
 def requests_sent(case: Case) -> Iterator[Finding]:
     """The cell ran as planned, with a victim, and a canary followed a failure; plans leave the canary to the runner."""
-    sent = Counter(r.planned for r in case.observation.requests if r.planned.role is not Role.CANARY)
-    planned = Counter(request for request in case.cell.requests if request.role is not Role.CANARY)
+    sent = Counter(r.planned for r in case.observation.requests if r.planned.role not in AFTERWARDS)
+    planned = Counter(request for request in case.cell.requests if request.role not in AFTERWARDS)
     victim_count, canary_count = len(case.records(Role.VICTIM)), len(case.records(Role.CANARY))
-    canary_missing = canary_count == 0 and case.cell.fault.kind in REPORTED_KINDS
+    canary_missing = canary_count == 0 and (case.cell.fault.kind in REPORTED_KINDS or case.cell.storage is not None)
     ok = sent == planned and victim_count > 0 and not canary_missing
     got = f"{sent.total()} ({(sent & planned).total()} as planned, {victim_count} victims), {canary_count} canaries"
     yield Finding("requests-sent", ok, expected=f"{planned.total()} as planned", got=got)
@@ -112,7 +116,7 @@ def controls_accepted(case: Case) -> Iterator[Finding]:
 def kv_loaded(case: Case) -> Iterator[Finding]:
     """vLLM gave every block of the victim's prompt to a load, and the load brought every block."""
     for record in case.records(Role.VICTIM):
-        if record.planned.load is not LoadMode.OFF:
+        if record.planned.load is not LoadMode.OFF and not case.cell.storage:
             wanted = tuple(range(case.prompt(record).full_block_count))
             planned = case.blocks(record, EventName.PLANNED)[:1]
             loaded = case.blocks(record, EventName.LOADED)[:1]
@@ -140,8 +144,10 @@ def nothing_else_failed(case: Case) -> Iterator[Finding]:
     failed = [e for e in case.observation.events if e.name is EventName.FAILED]
     reported = [e for e in case.observation.events if e.name is EventName.REPORTED]
     broken = {(tag, block) for tag, blocks in _broken_blocks(case).items() for block in blocks}
+    damaged = {(r.tag, block) for r in case.observation.requests for block in storage_checks.damaged_for(case, r)}
+    broken |= damaged
     extra = [f"{e.request} block {block}" for e in reported for block in e.blocks if (e.request, block) not in broken]
-    extra += [f"{e.request} block {block}" for e in failed for block in e.blocks]
+    extra += [f"{e.request} block {block}" for e in failed for block in e.blocks if (e.request, block) not in damaged]
     extra += [f"block id {block_id} of no load" for e in reported if not e.request for block_id in e.block_ids]
     yield Finding("nothing-else-failed", not extra, ", ".join(extra))
 
@@ -182,12 +188,16 @@ def oracles_agree(case: Case) -> Iterator[Finding]:
 
 
 def same_bytes_loaded(case: Case) -> Iterator[Finding]:
-    """Every block that was loaded has the bytes that the reuse oracle got; exact on any hardware."""
+    """Every block that was loaded has the bytes that the reuse oracle got; exact on any hardware.
+
+    Not asked of blocks whose files are damaged: that these are not loaded at all is a claim of its own.
+    """
     for record in case.observation.requests:
         runs = case.oracles.get(reuse(case.cell, record.planned.prompt_id), ())
         wanted = _digests(event for run in runs for event in run.events)
         got = _digests(event for event in case.observation.events if event.request == record.tag)
-        other = tuple(block for block, digests in got.items() if block in wanted and not digests <= wanted[block])
+        sound = wanted.keys() - storage_checks.damaged_for(case, record)
+        other = tuple(block for block, digests in got.items() if block in sound and not digests <= wanted[block])
         detail = f"other bytes than the oracle got in blocks {_listed((other,))}" if other else ""
         yield Finding("same-bytes-loaded", not other, detail, record.tag)
 
@@ -229,7 +239,7 @@ def others_equal_oracle(case: Case) -> Iterator[Finding]:
 
 def canary_equals_oracle(case: Case) -> Iterator[Finding]:
     """The same prompt afterwards is right: nothing bad stayed in a cache."""
-    for record in case.records(Role.CANARY):
+    for record in case.records(*AFTERWARDS):
         yield from _right_answer(case, record)
 
 
@@ -311,6 +321,8 @@ def _may_fail(case: Case, record: RequestRecord) -> bool:
     """Whether policy `fail` allows this request an error: its own load was bad, or it shares the bad block."""
     if case.cell.policy != FAIL_POLICY:
         return False
+    if case.cell.storage:
+        return storage_checks.may_fail(case, record)
     if record.planned.role is Role.SHARER:
         return shared_bad_block(case.cell, record.planned, case.prompts, case.block_size) is not None
     return record.planned.fault.kind in REPORTED_KINDS
@@ -388,6 +400,9 @@ CHECKS: tuple[tuple[Outcome, Check], ...] = (
     (Outcome.UNPROVEN, controls_accepted),
     (Outcome.UNPROVEN, kv_loaded),
     (Outcome.UNPROVEN, fault_fired),
+    (Outcome.UNPROVEN, storage_checks.damage_done),
+    (Outcome.UNPROVEN, storage_checks.kv_loaded_beside_damage),
+    (Outcome.UNPROVEN, storage_checks.reload_brought_everything),
     (Outcome.UNPROVEN, nothing_else_failed),
     (Outcome.UNPROVEN, oracles_stable),
     (Outcome.UNPROVEN, oracles_loaded),
@@ -395,9 +410,11 @@ CHECKS: tuple[tuple[Outcome, Check], ...] = (
     (Outcome.UNPROVEN, same_bytes_loaded),
     (Outcome.WRONG_OUTPUT, victim_equals_oracle),
     (Outcome.POISONED, canary_equals_oracle),
+    (Outcome.POISONED, storage_checks.volume_unchanged),
     (Outcome.COLLATERAL, others_equal_oracle),
     (Outcome.LEAKED, nothing_leaked),
     (Outcome.UNREPORTED, failure_reported),
+    (Outcome.UNREPORTED, storage_checks.damage_noticed),
     (Outcome.MISSED, control_caught),
 )
 """Each check, and the outcome of a cell in which it is the first that is broken."""

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from harness import storage_checks
 from harness.checks import CHECKS, Case, comparison
 from harness.comparison import failed_cleanly, noise_band
 from harness.oracles import REPORTED_KINDS
@@ -22,6 +23,7 @@ from harness.records import (
     OracleRun,
     Outcome,
     Prompt,
+    RequestRecord,
     Role,
     Status,
     Verdict,
@@ -106,11 +108,18 @@ def _green(case: Case) -> Outcome:
     """The outcome of a cell in which no check is broken."""
     if case.cell.fault.kind is FaultKind.SILENT:
         return Outcome.CAUGHT
-    if case.cell.fault.kind not in REPORTED_KINDS:
+    broken = [record for record in case.records(Role.VICTIM) if _is_broken(case, record)]
+    if not broken:
         return Outcome.LOADED
-    broken = [r for r in case.records(Role.VICTIM) if r.planned.fault.kind in REPORTED_KINDS]
     clean = all(failed_cleanly(record.completion, stream=record.planned.stream) for record in broken)
     return Outcome.FAILED_CLEANLY if clean else Outcome.RECOVERED
+
+
+def _is_broken(case: Case, record: RequestRecord) -> bool:
+    """Whether vLLM was to be told that blocks of this victim's load are bad."""
+    if case.cell.storage:
+        return not case.cell.storage.is_miss
+    return record.planned.fault.kind in REPORTED_KINDS
 
 
 def _status(outcome: Outcome, expected: Outcome) -> Status:
@@ -128,6 +137,7 @@ def _evidence(case: Case) -> Evidence:
         return sum(len(blocks) for record in case.records(Role.VICTIM) for blocks in case.blocks(record, name))
 
     fired = sum(len(case.blocks(record, EventName.FAULT_FIRED)) for record in case.records(Role.VICTIM))
+    fired += storage_checks.fired_count(case)
     return Evidence(count(EventName.LOADED), count(EventName.FAILED), count(EventName.REPORTED), fired)
 
 
@@ -184,7 +194,7 @@ def _with_control(cell: Cell, verdict: Verdict, bad: tuple[str, ...]) -> Verdict
 def _bad_controls(cell: Cell, judged: Iterable[tuple[Cell, Verdict]]) -> tuple[str, ...]:
     """What is wrong with the controls of the cell's engine and load mode, other than the cell itself."""
     controls = [(c, v) for c, v in judged if c.control and (c.engine, c.load) == (cell.engine, cell.load)]
-    kinds = {control.fault.kind for control, _ in controls}
+    kinds = {control.fault.kind for control, _ in controls if not control.storage}
     absent = [
         f"no {name} control for {cell.engine}, {cell.load}"
         for name, kind in (("no-fault", FaultKind.NONE), ("silent", FaultKind.SILENT))

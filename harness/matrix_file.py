@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from harness.errors import UsageError
+from harness.storage_kinds import StorageKind
 from services.faults import ALWAYS, SELECTOR_NAMES, BlockSelector, FaultKind
 
 Location = tuple[str | int, ...]
@@ -28,6 +29,9 @@ WORD_RULE = "lower-case letters, digits and single dashes"
 
 RULES = {"name": WORD_RULE, "report": "such as vllm#19329 or owner/repository#7"}
 """What the pattern of a field means."""
+
+KINDS: Mapping[str, FaultKind | StorageKind] = {kind.value: kind for kind in (*FaultKind, *StorageKind)}
+"""Every kind of fault; the kind tells at which layer it strikes."""
 
 Item = TypeVar("Item")
 Model = TypeVar("Model", bound=BaseModel)
@@ -47,6 +51,12 @@ def _as_selector(value: object) -> BlockSelector:
     raise PydanticCustomError("choice", "{value} names no blocks", {"value": repr(value), "choices": choices})
 
 
+def _as_kind(value: object) -> FaultKind | StorageKind:
+    if isinstance(value, str) and value in KINDS:
+        return KINDS[value]
+    raise PydanticCustomError("enum", "unknown kind", {"expected": ", ".join(KINDS)})
+
+
 def _as_times(value: object) -> object:
     return ALWAYS if value == "always" else value
 
@@ -59,7 +69,7 @@ Names = Annotated[tuple[str, ...], BeforeValidator(_as_tuple)]
 
 Blocks = Annotated[BlockSelector, BeforeValidator(_as_selector)]
 Times = Annotated[int, BeforeValidator(_as_times), Field(ge=1)]
-Kind = Annotated[FaultKind, Field(strict=False)]
+Kind = Annotated[FaultKind | StorageKind, PlainValidator(_as_kind)]
 Word = Annotated[str, Field(pattern=WORD_PATTERN)]
 EngineName = Literal["decode-recompute", "decode-fail", "decode-baseline"]
 
@@ -98,7 +108,7 @@ class PromptEntry(Entry):
 
 
 class FaultEntry(Entry):
-    """As services.faults.Fault, with lists as axes; None: not given."""
+    """As services.faults.Fault or storage_kinds.StorageFault, with lists as axes; None: not given."""
 
     kind: Axis[Kind] = (FaultKind.NONE,)
     blocks: Axis[Blocks] | None = None
