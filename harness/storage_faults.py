@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import stat
 import struct
@@ -119,7 +120,7 @@ def saved_keys(events: Iterable[Event], tag: str) -> tuple[str, ...]:
     """The keys that a producer's journal has for the leading blocks of the request `tag`."""
     saved = (event for event in events if event.name is EventName.SAVED and event.request == tag)
     keys = {block: key for event in saved for block, key in zip(event.blocks, event.keys, strict=False)}
-    return tuple(keys[block] for block in range(len(keys)) if block in keys)
+    return tuple(keys[block] for block in itertools.takewhile(keys.__contains__, itertools.count()))
 
 
 def describe(path: Path) -> str:
