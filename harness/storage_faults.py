@@ -45,7 +45,7 @@ KEY_BYTES = 32
 VALUE_BYTES = 4
 EXPONENT_BIT = 0x40
 """Of the top byte of a little-endian float: the top bit of its exponent, in float32, bfloat16 and float16. A value
-below 2 becomes huge, so that a flip which nobody notices is likely to show in the tokens; in a mantissa it would not."""
+below 2 becomes huge, so that a flip which nobody notices is likely to show in the tokens, unlike one in a mantissa."""
 
 
 class Volume:
