@@ -138,6 +138,41 @@ def loads_damaged_bytes(seen: Observation) -> Observation:
     return changes(EventName.LOADED, blocks=tuple(range(BLOCK_COUNT)))(seen)
 
 
+def digests(kind: str, blocks: tuple[int, ...]) -> tuple[str, ...]:
+    return tuple(f"{kind} {block}" for block in blocks)
+
+
+def with_digests(of: Cell, seen: Observation, damaged: str) -> Verdict:
+    """The verdict where journals have digests: the oracle's, and `damaged` for the victim's damaged block."""
+    runs = tuple(
+        replace(run, events=tuple(replace(e, digests=digests("sound", e.blocks)) for e in run.events))
+        for run in oracle_runs((of,))
+    )
+
+    def told(e: Event) -> Event:
+        if e.name is not EventName.LOADED:
+            return e
+        found = digests("sound", e.blocks)
+        return replace(
+            e, digests=tuple(damaged if d == f"sound {MIDDLE}" and e.request == VICTIM_TAG else d for d in found)
+        )
+
+    return judge((of,), PROMPTS, runs, [change_events(seen, told)], BLOCK_SIZE)[0]
+
+
+def test_damaged_bytes_that_were_loaded_are_red_and_not_just_unproven() -> None:
+    of = storage_cell(FLIPPED)
+    verdict = with_digests(of, garbage(Role.VICTIM)(loads_damaged_bytes(storage_observation(of))), "damaged")
+    assert verdict.outcome is Outcome.WRONG_OUTPUT
+
+
+def test_other_bytes_in_a_sound_block_are_unproven() -> None:
+    of = storage_cell(FLIPPED, "first")
+    verdict = with_digests(of, storage_observation(of), "other")
+    assert "same-bytes-loaded" in broken_checks(verdict)
+    assert verdict.outcome is Outcome.UNPROVEN
+
+
 def on_volume(**fields: object) -> Change:
     return lambda seen: replace(seen, volume=replace(seen.volume, **fields))  # type: ignore[arg-type]
 
