@@ -187,21 +187,6 @@ def oracles_agree(case: Case) -> Iterator[Finding]:
             yield Finding("oracles-agree", ok, f"reuse and recompute of {prompt_id}", expected=expected, got=got)
 
 
-def same_bytes_loaded(case: Case) -> Iterator[Finding]:
-    """Every block that was loaded has the bytes that the reuse oracle got; exact on any hardware.
-
-    Not asked of blocks whose files are damaged: that these are not loaded at all is a claim of its own.
-    """
-    for record in case.observation.requests:
-        runs = case.oracles.get(reuse(case.cell, record.planned.prompt_id), ())
-        wanted = _digests(event for run in runs for event in run.events)
-        got = _digests(event for event in case.observation.events if event.request == record.tag)
-        sound = wanted.keys() - storage_checks.damaged_for(case, record)
-        other = tuple(block for block, digests in got.items() if block in sound and not digests <= wanted[block])
-        detail = f"other bytes than the oracle got in blocks {_listed((other,))}" if other else ""
-        yield Finding("same-bytes-loaded", not other, detail, record.tag)
-
-
 # Facts about the engine.
 
 
@@ -222,6 +207,21 @@ def in_time(case: Case) -> Iterator[Finding]:
 
 
 # Claims.
+
+
+def same_bytes_loaded(case: Case) -> Iterator[Finding]:
+    """Every block that was loaded has the bytes that the reuse oracle got; exact on any hardware.
+
+    Not asked of blocks whose files are damaged: that these are not loaded at all is a claim of its own.
+    """
+    for record in case.observation.requests:
+        runs = case.oracles.get(reuse(case.cell, record.planned.prompt_id), ())
+        wanted = _digests(event for run in runs for event in run.events)
+        got = _digests(event for event in case.observation.events if event.request == record.tag)
+        sound = wanted.keys() - storage_checks.damaged_for(case, record)
+        other = tuple(block for block, digests in got.items() if block in sound and not digests <= wanted[block])
+        detail = f"other bytes than the oracle got in blocks {_listed((other,))}" if other else ""
+        yield Finding("same-bytes-loaded", not other, detail, record.tag)
 
 
 def victim_equals_oracle(case: Case) -> Iterator[Finding]:
@@ -407,7 +407,7 @@ CHECKS: tuple[tuple[Outcome, Check], ...] = (
     (Outcome.UNPROVEN, oracles_stable),
     (Outcome.UNPROVEN, oracles_loaded),
     (Outcome.UNPROVEN, oracles_agree),
-    (Outcome.UNPROVEN, same_bytes_loaded),
+    (Outcome.WRONG_OUTPUT, same_bytes_loaded),
     (Outcome.WRONG_OUTPUT, victim_equals_oracle),
     (Outcome.POISONED, canary_equals_oracle),
     (Outcome.POISONED, storage_checks.volume_unchanged),

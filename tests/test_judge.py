@@ -1631,7 +1631,7 @@ def test_loaded_kv_that_does_not_know_the_secret_proves_nothing() -> None:
     assert (verdict.outcome, "oracles-agree" in broken_checks(verdict)) == (Outcome.UNPROVEN, True)
 
 
-def test_other_bytes_than_the_oracle_got_prove_nothing() -> None:
+def test_other_bytes_than_the_oracle_got_are_red() -> None:
     one = cell(NONE)
     cells = (*controls_of(one), one)
 
@@ -1643,7 +1643,7 @@ def test_other_bytes_than_the_oracle_got_prove_nothing() -> None:
     assert judged_with(runs, cells, same).outcome is Outcome.LOADED
     other = [*same[:-1], replace(same[-1], events=digested(same[-1].events, "b"))]
     verdict = judged_with(runs, cells, other)
-    assert (verdict.outcome, broken_checks(verdict)) == (Outcome.UNPROVEN, {"same-bytes-loaded"})
+    assert (verdict.outcome, broken_checks(verdict)) == (Outcome.WRONG_OUTPUT, {"same-bytes-loaded"})
 
 
 def test_a_report_that_belongs_to_no_load_proves_nothing() -> None:

@@ -166,11 +166,11 @@ def test_damaged_bytes_that_were_loaded_are_red_and_not_just_unproven() -> None:
     assert verdict.outcome is Outcome.WRONG_OUTPUT
 
 
-def test_other_bytes_in_a_sound_block_are_unproven() -> None:
+def test_other_bytes_in_a_sound_block_are_red() -> None:
     of = storage_cell(FLIPPED, "first")
     verdict = with_digests(of, storage_observation(of), "other")
     assert "same-bytes-loaded" in broken_checks(verdict)
-    assert verdict.outcome is Outcome.UNPROVEN
+    assert verdict.outcome is Outcome.WRONG_OUTPUT
 
 
 def on_volume(**fields: object) -> Change:
