@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from harness import storage_checks
 from harness.comparison import Comparison, answer_problem, compare, failed_cleanly
 from harness.oracles import (
     BROKEN_KINDS,
@@ -18,11 +19,13 @@ from harness.oracles import (
     needed,
     oracle_block_count,
     oracle_name,
+    recompute,
     reuse,
     shared_bad_block,
 )
 from harness.records import (
     Cell,
+    Completion,
     Finding,
     Observation,
     OracleKey,
@@ -38,8 +41,12 @@ from services.journal import Event, EventName
 
 FAIL_POLICY = "fail"
 
+SHOWN_CHARS = 40
 CACHE_USAGE_TOLERANCE = 1e-6
 """Far below one block of any cache; the metric is a rounded float."""
+
+AFTERWARDS = (Role.CANARY, Role.RELOAD)
+"""Requests that the runner adds to a plan."""
 
 Blocks = tuple[int, ...]
 
@@ -82,10 +89,10 @@ def engine_ready(case: Case) -> Iterator[Finding]:
 
 def requests_sent(case: Case) -> Iterator[Finding]:
     """The cell ran as planned, with a victim, and a canary followed a failure; plans leave the canary to the runner."""
-    sent = Counter(r.planned for r in case.observation.requests if r.planned.role is not Role.CANARY)
-    planned = Counter(request for request in case.cell.requests if request.role is not Role.CANARY)
+    sent = Counter(r.planned for r in case.observation.requests if r.planned.role not in AFTERWARDS)
+    planned = Counter(request for request in case.cell.requests if request.role not in AFTERWARDS)
     victim_count, canary_count = len(case.records(Role.VICTIM)), len(case.records(Role.CANARY))
-    canary_missing = canary_count == 0 and case.cell.fault.kind in BROKEN_KINDS
+    canary_missing = canary_count == 0 and (case.cell.fault.kind in BROKEN_KINDS or case.cell.storage is not None)
     ok = sent == planned and victim_count > 0 and not canary_missing
     got = f"{sent.total()} ({(sent & planned).total()} as planned, {victim_count} victims), {canary_count} canaries"
     yield Finding("requests-sent", ok, expected=f"{planned.total()} as planned", got=got)
@@ -110,7 +117,7 @@ def controls_accepted(case: Case) -> Iterator[Finding]:
 def kv_loaded(case: Case) -> Iterator[Finding]:
     """vLLM gave every block of the victim's prompt to a load, and the load brought every block, if it began."""
     for record in case.records(Role.VICTIM):
-        if record.planned.load is not LoadMode.OFF:
+        if record.planned.load is not LoadMode.OFF and not case.cell.storage:
             wanted = tuple(range(case.prompt(record).full_block_count))
             planned = case.blocks(record, EventName.PLANNED)[:1]
             loaded = case.blocks(record, EventName.LOADED)[:1]
@@ -139,8 +146,11 @@ def nothing_else_failed(case: Case) -> Iterator[Finding]:
     failed = [e for e in case.observation.events if e.name is EventName.FAILED]
     reported = [e for e in case.observation.events if e.name is EventName.REPORTED]
     broken = {(tag, block) for tag, blocks in _broken_blocks(case).items() for block in blocks}
+    damaged = {(r.tag, block) for r in case.observation.requests for block in storage_checks.damaged_for(case, r)}
+    broken |= damaged
     extra = [f"{e.request} block {block}" for e in reported for block in e.blocks if (e.request, block) not in broken]
-    extra += [f"{e.request} block {block}" for e in failed for block in e.blocks]
+    extra += [f"{e.request} block {block}" for e in failed for block in e.blocks if (e.request, block) not in damaged]
+    extra += [f"block id {block_id} of no load" for e in reported if not e.request for block_id in e.block_ids]
     yield Finding("nothing-else-failed", not extra, ", ".join(extra))
 
 
@@ -165,6 +175,20 @@ def oracles_loaded(case: Case) -> Iterator[Finding]:
         yield Finding("oracle-loaded", ok, _of_prompt(key), expected=_listed((wanted,)), got=_listed(loads))
 
 
+def oracles_agree(case: Case) -> Iterator[Finding]:
+    """Loaded KV says what computed KV says: reuse and recompute of a prompt begin alike and know its secret alike.
+
+    Only this tells a store that gives every request the same wrong KV: all else compares loads with loads. Rounding
+    may change a token, so the first token of each has to be among the other's leaders, no more.
+    """
+    for prompt_id in dict.fromkeys(request.prompt_id for request in case.cell.requests):
+        loaded, computed = (case.oracles.get(key(case.cell, prompt_id), ())[:1] for key in (reuse, recompute))
+        for a, b in zip(loaded, computed, strict=False):
+            ok = _begin_alike(a.completion, b.completion) and _know_alike(a.completion, b.completion, case, prompt_id)
+            got, expected = a.completion.text[:SHOWN_CHARS], b.completion.text[:SHOWN_CHARS]
+            yield Finding("oracles-agree", ok, f"reuse and recompute of {prompt_id}", expected=expected, got=got)
+
+
 # Facts about the engine.
 
 
@@ -187,6 +211,21 @@ def in_time(case: Case) -> Iterator[Finding]:
 # Claims.
 
 
+def same_bytes_loaded(case: Case) -> Iterator[Finding]:
+    """Every block that was loaded has the bytes that the reuse oracle got; exact on any hardware.
+
+    Not asked of blocks whose files are damaged: that these are not loaded at all is a claim of its own.
+    """
+    for record in case.observation.requests:
+        runs = case.oracles.get(reuse(case.cell, record.planned.prompt_id), ())
+        wanted = _digests(event for run in runs for event in run.events)
+        got = _digests(event for event in case.observation.events if event.request == record.tag)
+        sound = wanted.keys() - storage_checks.damaged_for(case, record)
+        other = tuple(block for block, digests in got.items() if block in sound and not digests <= wanted[block])
+        detail = f"other bytes than the oracle got in blocks {_listed((other,))}" if other else ""
+        yield Finding("same-bytes-loaded", not other, detail, record.tag)
+
+
 def victim_equals_oracle(case: Case) -> Iterator[Finding]:
     """The victim of an honest fault has the right tokens, or under policy `fail` an error and nothing else."""
     for record in case.records(Role.VICTIM):
@@ -202,7 +241,7 @@ def others_equal_oracle(case: Case) -> Iterator[Finding]:
 
 def canary_equals_oracle(case: Case) -> Iterator[Finding]:
     """The same prompt afterwards is right: nothing bad stayed in a cache."""
-    for record in case.records(Role.CANARY):
+    for record in case.records(*AFTERWARDS):
         yield from _right_answer(case, record)
 
 
@@ -284,6 +323,8 @@ def _may_fail(case: Case, record: RequestRecord) -> bool:
     """Whether policy `fail` allows this request an error: its own load was bad, or it shares the bad block."""
     if case.cell.policy != FAIL_POLICY:
         return False
+    if case.cell.storage:
+        return storage_checks.may_fail(case, record)
     if record.planned.role is Role.SHARER:
         return shared_bad_block(case.cell, record.planned, case.prompts, case.block_size) is not None
     return record.planned.fault.kind in BROKEN_KINDS
@@ -309,6 +350,29 @@ def _broken_blocks(case: Case) -> dict[str, frozenset[int]]:
 
 def _loaded(events: Iterable[Event]) -> Blocks:
     return tuple(sorted(block for event in events if event.name is EventName.LOADED for block in event.blocks))
+
+
+def _begin_alike(a: Completion, b: Completion) -> bool:
+    if not a.token_ids or not b.token_ids or not a.top or not b.top:
+        return a.token_ids[:1] == b.token_ids[:1]
+    leaders_a, leaders_b = ({choice.token_id for choice in top} for top in (a.top[0], b.top[0]))
+    return a.token_ids[0] in leaders_b and b.token_ids[0] in leaders_a
+
+
+def _know_alike(a: Completion, b: Completion, case: Case, prompt_id: str) -> bool:
+    secret = case.prompts[prompt_id].secret
+    return (secret in a.text) == (secret in b.text)
+
+
+def _digests(events: Iterable[Event]) -> dict[int, frozenset[str]]:
+    """What was loaded into each logical block, over all loads; empty where a journal has no digests."""
+    pairs = [
+        (block, digest)
+        for event in events
+        if event.name is EventName.LOADED
+        for block, digest in zip(event.blocks, event.digests, strict=False)
+    ]
+    return {block: frozenset(d for b, d in pairs if b == block) for block, _ in pairs}
 
 
 def _counted(lists: Iterable[Blocks]) -> Counter[int]:
@@ -338,14 +402,21 @@ CHECKS: tuple[tuple[Outcome, Check], ...] = (
     (Outcome.UNPROVEN, controls_accepted),
     (Outcome.UNPROVEN, kv_loaded),
     (Outcome.UNPROVEN, fault_fired),
+    (Outcome.UNPROVEN, storage_checks.damage_done),
+    (Outcome.UNPROVEN, storage_checks.kv_loaded_beside_damage),
+    (Outcome.UNPROVEN, storage_checks.reload_brought_everything),
     (Outcome.UNPROVEN, nothing_else_failed),
     (Outcome.UNPROVEN, oracles_stable),
     (Outcome.UNPROVEN, oracles_loaded),
+    (Outcome.UNPROVEN, oracles_agree),
+    (Outcome.WRONG_OUTPUT, same_bytes_loaded),
     (Outcome.WRONG_OUTPUT, victim_equals_oracle),
     (Outcome.POISONED, canary_equals_oracle),
+    (Outcome.POISONED, storage_checks.volume_unchanged),
     (Outcome.COLLATERAL, others_equal_oracle),
     (Outcome.LEAKED, nothing_leaked),
     (Outcome.UNREPORTED, failure_reported),
+    (Outcome.UNREPORTED, storage_checks.damage_noticed),
     (Outcome.MISSED, control_caught),
 )
 """Each check, and the outcome of a cell in which it is the first that is broken."""

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from harness import storage_checks
 from harness.checks import CHECKS, Case, comparison
 from harness.comparison import failed_cleanly, noise_band
 from harness.oracles import BROKEN_KINDS
@@ -22,6 +23,7 @@ from harness.records import (
     OracleRun,
     Outcome,
     Prompt,
+    RequestRecord,
     Role,
     Status,
     Verdict,
@@ -29,6 +31,7 @@ from harness.records import (
 from services.faults import FaultKind, LoadMode
 from services.journal import EventName
 
+WRONG_ANSWERS = frozenset({Outcome.WRONG_OUTPUT, Outcome.POISONED, Outcome.COLLATERAL})
 GREENS = frozenset({Outcome.LOADED, Outcome.RECOVERED, Outcome.FAILED_CLEANLY, Outcome.CAUGHT})
 
 
@@ -51,7 +54,7 @@ def judge(
         else _not_run(cell, Status.ERROR, Finding("observed", False, "the run ended before this cell"))
         for cell in cells
     )
-    return _with_controls(cells, verdicts)
+    return _with_controls(cells, _with_late_deaths(cells, verdicts, observed))
 
 
 def cell_judge(
@@ -66,10 +69,13 @@ def cell_judge(
 
 
 def exit_code(verdicts: Iterable[Verdict]) -> int:
-    """1 a cell failed, 3 the harness broke, 2 inconclusive, 0 all well; the first of these that applies."""
+    """1 a cell failed, 3 the harness broke, 2 inconclusive, 0 all well; the first of these that applies.
+
+    A run in which no cell was judged proves nothing, so it is inconclusive.
+    """
     found = {verdict.status for verdict in verdicts}
     codes = ((Status.FAIL, 1), (Status.ERROR, 3), (Status.INCONCLUSIVE, 2))
-    return next((code for status, code in codes if status in found), 0)
+    return next((code for status, code in codes if status in found), 0 if found - {Status.SKIPPED} else 2)
 
 
 def _judge_cell(case: Case) -> Verdict:
@@ -79,8 +85,11 @@ def _judge_cell(case: Case) -> Verdict:
     if seen.skipped:
         return _not_run(case.cell, Status.SKIPPED, Finding("stack-suffices", False, seen.skipped))
     results = [(outcome, tuple(check(case))) for outcome, check in CHECKS]
-    broken = (outcome for outcome, found in results if not all(finding.ok for finding in found))
-    outcome = next(broken, None) or _green(case)
+    broken = [outcome for outcome, found in results if not all(finding.ok for finding in found)]
+    outcome = next(iter(broken), None) or _green(case)
+    if outcome is Outcome.NOT_RUN:
+        # A connector that cannot load as asked is no finding; wrong answers are, however it loaded.
+        outcome = next((claim for claim in broken if claim in WRONG_ANSWERS), outcome)
     findings = [finding for _, found in results for finding in found]
     if outcome in GREENS:
         expected = case.cell.expected
@@ -99,11 +108,18 @@ def _green(case: Case) -> Outcome:
     """The outcome of a cell in which no check is broken."""
     if case.cell.fault.kind is FaultKind.SILENT:
         return Outcome.CAUGHT
-    if case.cell.fault.kind not in BROKEN_KINDS:
+    broken = [record for record in case.records(Role.VICTIM) if _is_broken(case, record)]
+    if not broken:
         return Outcome.LOADED
-    broken = [r for r in case.records(Role.VICTIM) if r.planned.fault.kind in BROKEN_KINDS]
     clean = all(failed_cleanly(record.completion, stream=record.planned.stream) for record in broken)
     return Outcome.FAILED_CLEANLY if clean else Outcome.RECOVERED
+
+
+def _is_broken(case: Case, record: RequestRecord) -> bool:
+    """Whether vLLM was to be told that blocks of this victim's load are bad."""
+    if case.cell.storage:
+        return not case.cell.storage.is_miss
+    return record.planned.fault.kind in BROKEN_KINDS
 
 
 def _status(outcome: Outcome, expected: Outcome) -> Status:
@@ -121,7 +137,43 @@ def _evidence(case: Case) -> Evidence:
         return sum(len(blocks) for record in case.records(Role.VICTIM) for blocks in case.blocks(record, name))
 
     fired = sum(len(case.blocks(record, EventName.FAULT_FIRED)) for record in case.records(Role.VICTIM))
+    fired += storage_checks.fired_count(case)
     return Evidence(count(EventName.LOADED), count(EventName.FAILED), count(EventName.REPORTED), fired)
+
+
+def _with_late_deaths(
+    cells: Sequence[Cell], verdicts: Sequence[Verdict], observed: Mapping[str, Observation]
+) -> tuple[Verdict, ...]:
+    """The verdicts, where an engine that was alive at the end of a cell but had died before its next one began."""
+    died_after = _died_after(cells, observed)
+    return tuple(
+        replace(
+            verdict,
+            outcome=Outcome.CRASHED,
+            status=Status.FAIL,
+            findings=(*verdict.findings, Finding("engine-alive-afterwards", False, "it died before the next cell")),
+        )
+        if verdict.cell_id in died_after and verdict.outcome is not Outcome.NOT_RUN
+        else verdict
+        for verdict in verdicts
+    )
+
+
+def _died_after(cells: Sequence[Cell], observed: Mapping[str, Observation]) -> frozenset[str]:
+    """Cells between whose end and the next start on the same engine the engine's exit count grew.
+
+    The runner itself ends an engine, once, that does not come to rest.
+    """
+    ran = sorted((c for c in cells if c.id in observed), key=lambda cell: observed[cell.id].started_at_s)
+    follows = [(one, next((c for c in ran[i:] if c.engine == one.engine), None)) for i, one in enumerate(ran, start=1)]
+    return frozenset(
+        one.id
+        for one, other in follows
+        if other
+        and not observed[other.id].error
+        and observed[other.id].before.restart_count
+        > observed[one.id].after.restart_count + (not observed[one.id].settled)
+    )
 
 
 def _with_controls(cells: Sequence[Cell], verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
@@ -146,7 +198,7 @@ def _with_control(cell: Cell, verdict: Verdict, bad: tuple[str, ...]) -> Verdict
 def _bad_controls(cell: Cell, judged: Iterable[tuple[Cell, Verdict]]) -> tuple[str, ...]:
     """What is wrong with the controls of the cell's engine and load mode, other than the cell itself."""
     controls = [(c, v) for c, v in judged if c.control and (c.engine, c.load) == (cell.engine, cell.load)]
-    kinds = {control.fault.kind for control, _ in controls}
+    kinds = {control.fault.kind for control, _ in controls if not control.storage}
     absent = [
         f"no {name} control for {cell.engine}, {cell.load}"
         for name, kind in (("no-fault", FaultKind.NONE), ("silent", FaultKind.SILENT))

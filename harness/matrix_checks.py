@@ -16,14 +16,17 @@ from harness.matrix_file import (
     choose,
 )
 from harness.records import PromptSpec
+from harness.storage_kinds import StorageKind
 from services.faults import ASYNC_KINDS, SYNC_KINDS, WHOLE_LOAD_KINDS, FaultKind
 
 BASELINE_ENGINE = "decode-baseline"
 """The engine that the oracles are measured on; it has no fault injector."""
 
 
-def fault_keys(kind: FaultKind) -> tuple[str, ...]:
+def fault_keys(kind: FaultKind | StorageKind) -> tuple[str, ...]:
     """The keys of `fault` that mean something for a kind."""
+    if isinstance(kind, StorageKind):
+        return ("blocks",)
     match kind:
         case FaultKind.NONE:
             return ()

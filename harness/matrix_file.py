@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from harness.errors import UsageError
+from harness.storage_kinds import StorageKind
 from services.faults import ALWAYS, SELECTOR_NAMES, BlockSelector, FaultKind
 
 Location = tuple[str | int, ...]
@@ -32,6 +33,9 @@ RULES = {
     "link": "an https address, such as https://github.com/vllm-project/vllm/issues/19329",
 }
 """What the pattern of a field means."""
+
+KINDS: Mapping[str, FaultKind | StorageKind] = {kind.value: kind for kind in (*FaultKind, *StorageKind)}
+"""Every kind of fault; the kind tells at which layer it strikes."""
 
 Item = TypeVar("Item")
 Model = TypeVar("Model", bound=BaseModel)
@@ -51,6 +55,12 @@ def _as_selector(value: object) -> BlockSelector:
     raise PydanticCustomError("choice", "{value} names no blocks", {"value": repr(value), "choices": choices})
 
 
+def _as_kind(value: object) -> FaultKind | StorageKind:
+    if isinstance(value, str) and value in KINDS:
+        return KINDS[value]
+    raise PydanticCustomError("enum", "unknown kind", {"expected": ", ".join(KINDS)})
+
+
 def _as_times(value: object) -> object:
     return ALWAYS if value == "always" else value
 
@@ -63,7 +73,7 @@ Names = Annotated[tuple[str, ...], BeforeValidator(_as_tuple)]
 
 Blocks = Annotated[BlockSelector, BeforeValidator(_as_selector)]
 Times = Annotated[int, BeforeValidator(_as_times), Field(ge=1)]
-Kind = Annotated[FaultKind, Field(strict=False)]
+Kind = Annotated[FaultKind | StorageKind, PlainValidator(_as_kind)]
 Word = Annotated[str, Field(pattern=WORD_PATTERN)]
 EngineName = Literal["decode-recompute", "decode-fail", "decode-baseline"]
 
@@ -102,7 +112,7 @@ class PromptEntry(Entry):
 
 
 class FaultEntry(Entry):
-    """As services.faults.Fault, with lists as axes; None: not given."""
+    """As services.faults.Fault or storage_kinds.StorageFault, with lists as axes; None: not given."""
 
     kind: Axis[Kind] = (FaultKind.NONE,)
     blocks: Axis[Blocks] | None = None
@@ -132,7 +142,7 @@ class CellsEntry(Entry):
     workload: WorkloadEntry
     expect: Literal["loaded", "recovered", "failed-cleanly", "caught"] | None = None
     max_tokens: int = Field(8, ge=1)
-    deadline_s: float = Field(60.0, gt=0)
+    deadline_s: float = Field(60.0, gt=0, le=3600)
     control: bool | None = None
 
 
@@ -165,7 +175,7 @@ def parse(path: Path, what: str = "matrix file") -> Document:
         root = loader.construct_document(node) if node else None
     except OSError as error:
         raise UsageError(f"cannot read the {what} {path}: {error.strerror}") from None
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:
         raise UsageError(f"{path} is not a {what}: {_syntax(error)}") from None
     places = [*_places(node, ())] if node else []
     return Document(root, dict(places), _repeated(location for location, _ in places))

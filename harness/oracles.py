@@ -58,12 +58,14 @@ def acceptable(
             return _for_sharer(cell, request, prompts, block_size)
         case Role.CANARY:
             return _for_canary(cell, request, prompts)
-        case Role.BYSTANDER:
+        case Role.BYSTANDER | Role.RELOAD:
             return (_untouched(cell, request),)
 
 
 def first_bad_block(cell: Cell, prompt: Prompt) -> int | None:
     """The first block that the cell's fault spoils, of `prompt` loaded whole; None where it spoils none."""
+    if cell.storage:
+        return min(select(cell.storage.blocks, prompt.full_block_count), default=None)
     return _first_bad_block(cell.fault, prompt)
 
 
@@ -71,10 +73,10 @@ def shared_bad_block(cell: Cell, request: PlannedRequest, prompts: Mapping[str, 
     """The first bad block that a sharer may find in the engine's own prefix cache; None where there is none.
 
     vLLM publishes the blocks of a sync load before they are loaded, those of an async load only afterwards; with
-    async loads every request fills blocks of its own.
+    async loads every request fills blocks of its own. A damaged file is bad for everyone who loads it.
     """
     victim = _victim(cell)
-    if victim.load is not LoadMode.SYNC:
+    if victim.load is not LoadMode.SYNC and not cell.storage:
         return None
     bad = first_bad_block(cell, prompts[victim.prompt_id])
     shared = shared_block_count(prompts[victim.prompt_id], prompts[request.prompt_id], block_size)
@@ -120,7 +122,8 @@ def _needed_for(cell: Cell, prompts: Mapping[str, Prompt], block_size: int) -> I
 def _for_victim(cell: Cell, request: PlannedRequest, prompts: Mapping[str, Prompt]) -> tuple[OracleKey, ...]:
     if request.fault.kind is FaultKind.SILENT:
         return reuse(cell, request.prompt_id), recompute(cell, request.prompt_id)
-    bad = _first_bad_block(request.fault, prompts[request.prompt_id])
+    prompt = prompts[request.prompt_id]
+    bad = first_bad_block(cell, prompt) if cell.storage else _first_bad_block(request.fault, prompt)
     return (_untouched(cell, request) if bad is None else _good_until(cell, request, bad),)
 
 

@@ -29,6 +29,7 @@ from harness.matrix_file import (
 )
 from harness.oracles import BROKEN_KINDS
 from harness.records import Cell, Outcome, Plan, PlannedRequest, PromptSpec, Role
+from harness.storage_kinds import StorageFault, StorageKind
 from services.faults import ALWAYS, BREACH_KINDS, NO_FAULT, BlockSelector, Fault, FaultKind, LoadMode
 
 POLICIES = {"decode-recompute": "recompute", "decode-fail": "fail", "decode-baseline": "recompute"}
@@ -128,17 +129,18 @@ def _expand(entry: CellsEntry) -> Iterator[Cell]:
             policy=POLICIES[engine],
             load=mode,
             requests=_requests(entry.workload, mode, victim, stream, fault),
-            expected=Outcome(entry.expect) if entry.expect else _expected(fault.kind, POLICIES[engine]),
+            expected=Outcome(entry.expect) if entry.expect else _expected(fault, POLICIES[engine]),
             why=" ".join(entry.why.split()),
             max_tokens=entry.max_tokens,
             deadline_s=entry.deadline_s,
             control=_is_control(entry, fault.kind) if entry.control is None else entry.control,
             report=entry.report,
             group=ROBUSTNESS if fault.kind in BREACH_KINDS else "",
+            storage=fault if isinstance(fault, StorageFault) else None,
         )
 
 
-def _faults(entry: FaultEntry) -> Iterator[tuple[Fault, tuple[str, ...]]]:
+def _faults(entry: FaultEntry) -> Iterator[tuple[Fault | StorageFault, tuple[str, ...]]]:
     """Every fault of an entry, with the words that tell it from others of its kind in a cell id."""
     for kind in entry.kind:
         used = fault_keys(kind)
@@ -148,8 +150,12 @@ def _faults(entry: FaultEntry) -> Iterator[tuple[Fault, tuple[str, ...]]]:
             (entry.delay_s if "delay_s" in used else None) or (None,),
         )
         for blocks, times, delay_s in itertools.product(*axes):
-            fault = Fault(kind, NO_FAULT.blocks if blocks is None else blocks, times or NO_FAULT.times, delay_s or 0.0)
+            fault = _fault(kind, NO_FAULT.blocks if blocks is None else blocks, times or NO_FAULT.times, delay_s or 0.0)
             yield fault, _fault_words(blocks, times, delay_s if len(axes[-1]) > 1 else None)
+
+
+def _fault(kind: FaultKind | StorageKind, blocks: BlockSelector, times: int, delay_s: float) -> Fault | StorageFault:
+    return StorageFault(kind, blocks) if isinstance(kind, StorageKind) else Fault(kind, blocks, times, delay_s)
 
 
 def _fault_words(blocks: BlockSelector | None, times: int | None, delay_s: float | None) -> tuple[str, ...]:
@@ -165,7 +171,13 @@ def _fault_words(blocks: BlockSelector | None, times: int | None, delay_s: float
 
 
 def _cell_id(
-    entry: CellsEntry, engine: str, load: LoadMode, victim: str, stream: bool, fault: Fault, words: Iterable[str]
+    entry: CellsEntry,
+    engine: str,
+    load: LoadMode,
+    victim: str,
+    stream: bool,
+    fault: Fault | StorageFault,
+    words: Iterable[str],
 ) -> str:
     """`policy-kind-load`, then only what tells the cell from its neighbours."""
     workload = entry.workload
@@ -184,26 +196,31 @@ def _cell_id(
 
 
 def _requests(
-    workload: WorkloadEntry, load: LoadMode, victim: str, stream: bool, fault: Fault
+    workload: WorkloadEntry, load: LoadMode, victim: str, stream: bool, fault: Fault | StorageFault
 ) -> tuple[PlannedRequest, ...]:
-    """The victim first; the others are loaded in the same mode, without a fault."""
+    """The victim first; the others are loaded in the same mode, without a fault. A fault in storage is no request's."""
+    own = fault if isinstance(fault, Fault) else NO_FAULT
     return (
-        PlannedRequest(Role.VICTIM, victim, load, fault, stream),
+        PlannedRequest(Role.VICTIM, victim, load, own, stream),
         *(PlannedRequest(Role.SHARER, prompt, load, stream=stream) for prompt in workload.sharers),
         *(PlannedRequest(Role.BYSTANDER, prompt, load, stream=stream) for prompt in workload.bystanders),
     )
 
 
-def _expected(kind: FaultKind, policy: str) -> Outcome:
+def _expected(fault: Fault | StorageFault, policy: str) -> Outcome:
     """What vLLM promises, also where a connector breaks its contract: a load that is broken is repaired or fails, as
     the policy says, and one that is right is used, whatever else is reported."""
-    if kind is FaultKind.SILENT:
+    if isinstance(fault, StorageFault):
+        return Outcome.LOADED if fault.is_miss else _repaired(policy)
+    if fault.kind is FaultKind.SILENT:
         return Outcome.CAUGHT
-    if kind not in BROKEN_KINDS:
-        return Outcome.LOADED
+    return _repaired(policy) if fault.kind in BROKEN_KINDS else Outcome.LOADED
+
+
+def _repaired(policy: str) -> Outcome:
     return Outcome.FAILED_CLEANLY if policy == "fail" else Outcome.RECOVERED
 
 
-def _is_control(entry: CellsEntry, kind: FaultKind) -> bool:
+def _is_control(entry: CellsEntry, kind: FaultKind | StorageKind) -> bool:
     """By default a lone victim without a fault, or with a silent one, is a control."""
     return entry.workload.kind == "single" and kind in (FaultKind.NONE, FaultKind.SILENT)

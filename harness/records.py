@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from harness.storage_kinds import StorageFault
 from services.faults import NO_FAULT, Fault, LoadMode
 from services.journal import Event
 
@@ -66,6 +67,8 @@ class Role(StrEnum):
     """Shares nothing with the victim; runs beside it."""
     CANARY = "canary"
     """The victim's prompt again, after the fault, without a fault and without clearing the prefix cache."""
+    RELOAD = "reload"
+    """After a fault in storage: the same prompt once more, with the files put back and the prefix cache cleared."""
 
 
 class OracleKind(StrEnum):
@@ -117,7 +120,8 @@ class PlannedRequest:
 class Cell:
     """One experiment. `engine` is a service name; `policy` its kv_load_failure_policy. `requests` are sent at
     the same time, in this order. `control`: this cell shows that the test itself works. `group`: reports keep these
-    cells apart; empty for most."""
+    cells apart; empty for most.
+    `storage`: what is done to the files of the victim's blocks; then no request has a fault of its own."""
 
     id: str
     engine: str
@@ -130,6 +134,7 @@ class Cell:
     deadline_s: float = 60.0
     control: bool = False
     report: str = ""
+    storage: StorageFault | None = None
     group: str = ""
 
     @property
@@ -217,11 +222,40 @@ class RequestRecord:
 
 
 @dataclass(frozen=True)
+class Damage:
+    """One file that was damaged: the victim's logical block it belongs to, its name on the volume, and what lay there
+    before, during and after the fault, in words."""
+
+    block: int
+    file: str
+    before: str
+    during: str
+    after: str = ""
+
+
+@dataclass(frozen=True)
+class VolumeFile:
+    """A file on the KV volume; what is no regular file says so in its name."""
+
+    name: str
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class VolumeRecord:
+    """What a fault in storage did, and everything on the volume before it and after the cell."""
+
+    damages: tuple[Damage, ...] = ()
+    before: tuple[VolumeFile, ...] = ()
+    after: tuple[VolumeFile, ...] = ()
+
+
+@dataclass(frozen=True)
 class Observation:
     """Everything recorded for one cell, saved before anyone judges it. `events`: the engine's journal while
     the cell ran. `after`: the engine once its queues were empty, or when waiting for that was given up
     (`settled` False). `error`: the harness could not run the cell, and why. `skipped`: the stack lacks what the
-    cell needs, and what that is."""
+    cell needs, and what that is. `volume`: empty in a cell without a fault in storage."""
 
     cell_id: str
     requests: tuple[RequestRecord, ...]
@@ -234,6 +268,7 @@ class Observation:
     duration_s: float
     error: str = ""
     skipped: str = ""
+    volume: VolumeRecord = VolumeRecord()
 
 
 @dataclass(frozen=True)

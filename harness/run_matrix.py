@@ -25,9 +25,10 @@ from harness.phases import Invocation, Watcher, judge_again, run
 from harness.plan import load_plan, select_cells
 from harness.records import Plan, Report, Verdict
 from harness.report import print_cell_done, print_report, print_step, write_reports
+from harness.report.view import visible
 from harness.runner import BASELINE, PREFILL
 from harness.stack import AttachStack, ComposeStack, ProcessStack, Stack
-from harness.storage import RunFolder, new_run_id
+from harness.storage import RunFolder
 
 COMPOSE_FILE = ROOT / "compose.yaml"
 MATRIX_FOLDER = ROOT / "harness" / "matrix"
@@ -69,14 +70,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given if given and given[0] in (*COMMANDS, "-h", "--help") else ["run", *given]
     )
     signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGHUP, _interrupt)
     console = Console(highlight=False)
     try:
         code: int = options.command(options, console)
     except HarnessError as error:
-        console.print(str(error), style="bold red", markup=False, soft_wrap=True)
+        console.print(visible(str(error)), style="bold red", markup=False, soft_wrap=True)
         return error.exit_code
     except KeyboardInterrupt:
         console.print("interrupted; everything that was started has been stopped", style="bold red")
+        return HarnessError.exit_code
+    except Exception:  # noqa: BLE001 - a defect of ours must not look like a red cell, whose exit code is Python's own
+        console.print_exception()
         return HarnessError.exit_code
     return code
 
@@ -88,7 +93,7 @@ def _interrupt(signal_number: int, frame: object) -> NoReturn:  # noqa: ARG001
 def _run(options: argparse.Namespace, console: Console) -> int:
     plan = _plan(options)
     known_issues = load_known_issues(KNOWN_ISSUES_FILE)
-    folder = RunFolder.create(options.runs, new_run_id(datetime.now(UTC)))
+    folder = RunFolder.create_new(options.runs, datetime.now(UTC))
     stack = _stack(options, folder, (PREFILL, BASELINE, *(cell.engine for cell in plan.cells)))
     try:
         invocation = Invocation(options.matrix, shlex.join(sys.argv))
@@ -103,7 +108,7 @@ def _run(options: argparse.Namespace, console: Console) -> int:
 
 def _list(options: argparse.Namespace, console: Console) -> int:
     for cell in _plan(options).cells:
-        console.print(f"{cell.id}  [{cell.expected}]  {cell.why}", markup=False, soft_wrap=True)
+        console.print(visible(f"{cell.id}  [{cell.expected}]  {cell.why}"), markup=False, soft_wrap=True)
     return 0
 
 
@@ -133,15 +138,18 @@ def _stack(options: argparse.Namespace, folder: RunFolder, services: Sequence[st
         case "compose":
             return ComposeStack(os.environ)
         case "attach":
-            return _attached(options)
+            return _attached(options, services)
         case _:
             return ProcessStack(COMPOSE_FILE, folder.path, options.kv_dir, os.environ, tuple(dict.fromkeys(services)))
 
 
-def _attached(options: argparse.Namespace) -> Stack:
+def _attached(options: argparse.Namespace, services: Sequence[str]) -> Stack:
     if not options.url or not options.evidence_dir:
         raise UsageError("--stack attach needs --url NAME=URL for each service, and --evidence-dir FOLDER")
     urls = dict(pair.split("=", 1) for pair in options.url)
+    missing = [service for service in dict.fromkeys(services) if service not in urls]
+    if missing:
+        raise UsageError(f"--stack attach: no --url for {', '.join(missing)}, which the chosen cells need")
     return AttachStack(urls, options.kv_dir, options.evidence_dir)
 
 

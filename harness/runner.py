@@ -7,9 +7,12 @@ engine is quiet again, and copies the evidence. What goes wrong in an engine is 
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_fixed
@@ -20,6 +23,7 @@ from harness.oracles import oracle_block_count, oracle_name
 from harness.records import (
     Cell,
     Completion,
+    Damage,
     EngineState,
     Observation,
     OracleKey,
@@ -28,8 +32,10 @@ from harness.records import (
     Prompt,
     RequestRecord,
     Role,
+    VolumeRecord,
 )
 from harness.stack import Stack
+from harness.storage_faults import Volume, saved_keys
 from services.faults import FaultKind, LoadControl, LoadMode
 from services.journal import ENGINE_LOG_NAME, Event, EventName, journal_path, read_events
 
@@ -60,11 +66,17 @@ class Runner:
         self._stack = stack
         self._prompts = prompts
         self._progress = progress
+        self._turns = _Turns()
+        self._volume: Volume | None = None
         self._unsettled: set[str] = set()
 
     def prefill(self, prompt: Prompt) -> None:
         """Have the producer compute and save a prompt's KV. Raises StackError when it cannot."""
-        completion = self._complete(PREFILL, prompt, LoadControl(tag=f"prefill.{prompt.id}"), max_tokens=1)
+        journal = _Tail(journal_path(self._stack.evidence_dir, PREFILL))
+        completion = self._complete(PREFILL, prompt, LoadControl(tag=_prefill_tag(prompt.id)), max_tokens=1)
+        unsaved = [event.reason for event in journal.events() if event.name is EventName.SAVE_FAILED]
+        if unsaved:
+            raise StackError(f"the KV of prompt {prompt.id} was not saved: {unsaved[0]}")
         if completion.status_code != 200 or completion.error:
             what = f"prefill of prompt {prompt.id} failed: HTTP {completion.status_code} {completion.error}"
             raise StackError(self._stack.report(PREFILL, what))
@@ -72,13 +84,13 @@ class Runner:
     def warm_up(self, service: str, prompt: Prompt) -> None:
         """Take the first, slow requests of each kind (compute, sync load, async load) out of what is measured."""
         for load in (LoadMode.OFF, LoadMode.SYNC, LoadMode.ASYNC):
-            self._stack.client(service).reset_prefix_cache()
+            self._reset(service)
             self._complete(service, prompt, LoadControl(tag=f"warm-up.{load}", load=load), max_tokens=4)
 
     def oracle(self, key: OracleKey, run_index: int) -> OracleRun:
         """Measure one oracle on the baseline engine, with an empty prefix cache."""
         prompt = self._prompts[key.prompt_id]
-        self._stack.client(BASELINE).reset_prefix_cache()
+        self._reset(BASELINE)
         journal = _Tail(journal_path(self._stack.evidence_dir, BASELINE))
         count = oracle_block_count(key, prompt)
         control = LoadControl(
@@ -90,19 +102,32 @@ class Runner:
         return OracleRun(key, completion, journal.events())
 
     def run(self, cell: Cell) -> Observation:
-        """Run a cell. An engine that cannot be brought to a clean start gives an Observation with `error`."""
-        started_at_s, began_s = time.time(), time.monotonic()
-        try:
-            before = self._prepare(cell)
-        except HarnessError as error:
-            return _not_observed(cell, str(error), started_at_s, time.monotonic() - began_s)
+        """Run a cell. An engine that cannot be brought to a clean start gives an Observation with `error`, a stack that
+        lacks what the cell needs one with `skipped`. Nothing else runs beside a cell that damages files."""
+        with self._turns.take(alone=cell.storage is not None):
+            started_at_s, began_s = time.time(), time.monotonic()
+            try:
+                return self._observe(cell, started_at_s, began_s)
+            except LeverMissing as lack:
+                return replace(_not_observed(cell, "", started_at_s, time.monotonic() - began_s), skipped=str(lack))
+            except HarnessError as error:
+                return _not_observed(cell, str(error), started_at_s, time.monotonic() - began_s)
+
+    def _observe(self, cell: Cell, started_at_s: float, began_s: float) -> Observation:
+        before = self._prepare(cell)
+        volume = self._volume_for(cell)
+        listing = volume.listing() if volume else ()
         journal = _Tail(journal_path(self._stack.evidence_dir, cell.engine))
         log = _Tail(self._stack.evidence_dir / cell.engine / ENGINE_LOG_NAME)
-        records = self._send_all(cell, journal, began_s)
-        for planned in _after_requests(cell):
-            self._settle(cell, before)
-            records += (self._send(cell, planned, len(records), began_s),)
-        settled = self._settle(cell, before)
+        with self._damaged(cell, volume) as damages:
+            records = self._send_all(cell, journal, began_s)
+            for planned in _after_requests(cell):
+                self._settle(cell, before)
+                records += (self._send(cell, planned, len(records), began_s),)
+            settled = self._settle(cell, before)
+        if volume:
+            records += self._reload(cell, len(records), began_s)
+            settled = self._settle(cell, before)
         if not settled:
             self._unsettled.add(cell.engine)
         return Observation(
@@ -115,7 +140,35 @@ class Runner:
             log_lines=log.lines(),
             started_at_s=started_at_s,
             duration_s=time.monotonic() - began_s,
+            volume=VolumeRecord(volume.seen_again(damages), listing, volume.listing()) if volume else VolumeRecord(),
         )
+
+    def _volume_for(self, cell: Cell) -> Volume | None:
+        """The volume whose files the cell damages; None where it damages none."""
+        if cell.storage is None:
+            return None
+        if self._volume is None:
+            if self._stack.kv_dir is None:
+                raise LeverMissing("files on the KV volume cannot be reached from here; give the folder with --kv-dir")
+            events, _ = read_events(journal_path(self._stack.evidence_dir, PREFILL))
+            keys = {prompt_id: saved_keys(events, _prefill_tag(prompt_id)) for prompt_id in self._prompts}
+            self._volume = Volume(self._stack.kv_dir, keys)
+        return self._volume
+
+    def _damaged(self, cell: Cell, volume: Volume | None) -> AbstractContextManager[tuple[Damage, ...]]:
+        if volume is None or cell.storage is None:
+            return nullcontext(())
+        victim = cell.requests[0].prompt_id
+        return volume.damaged(cell.storage, victim, self._prompts[victim].full_block_count)
+
+    def _reload(self, cell: Cell, index: int, began_s: float) -> tuple[RequestRecord, ...]:
+        """The victim's prompt again, now that the files were put back, from the store; no engine, no answer."""
+        if not self._state(cell.engine).healthy:
+            return ()
+        self._reset(cell.engine)
+        victim = cell.requests[0]
+        planned = PlannedRequest(Role.RELOAD, victim.prompt_id, victim.load, stream=victim.stream)
+        return (self._send(cell, planned, index, began_s),)
 
     def _prepare(self, cell: Cell) -> EngineState:
         if cell.engine in self._unsettled:
@@ -124,7 +177,7 @@ class Runner:
                 self._restart(cell.engine)
             self._unsettled.discard(cell.engine)
         self._stack.wait_ready((cell.engine,), RESTART_DEADLINE_S, self._progress)
-        self._stack.client(cell.engine).reset_prefix_cache()
+        self._reset(cell.engine)
         return self._state(cell.engine)
 
     def _restart(self, service: str) -> None:
@@ -134,6 +187,13 @@ class Runner:
         gone = _wait_until(lambda: self._stack.restart_count(service) > restart_count, KILL_DEADLINE_S, SETTLE_POLL_S)
         if not gone:
             raise StackError(self._stack.report(service, f"still there {KILL_DEADLINE_S:g} s after it was killed"))
+
+    def _reset(self, service: str) -> None:
+        """Empty the engine's prefix cache. Raises StackError with the end of the engine's log when it cannot."""
+        try:
+            self._stack.client(service).reset_prefix_cache()
+        except HarnessError as error:
+            raise StackError(self._stack.report(service, str(error))) from None
 
     def _send_all(self, cell: Cell, journal: _Tail, began_s: float) -> tuple[RequestRecord, ...]:
         """Send the first request, and the others as soon as the connector has planned its load: who loads a
@@ -191,6 +251,36 @@ class Runner:
         )
 
 
+class _Turns:
+    """Many cells at a time, or one alone; who wants to be alone is let in before others come."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._inside, self._wanting_to_be_alone, self._is_alone = 0, 0, False
+
+    @contextmanager
+    def take(self, *, alone: bool) -> Iterator[None]:
+        self._enter(alone)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._inside -= 1
+                self._is_alone = False
+                self._changed.notify_all()
+
+    def _enter(self, alone: bool) -> None:
+        with self._changed:
+            self._wanting_to_be_alone += alone
+            self._changed.wait_for(lambda: self._inside == 0 if alone else not self._must_wait())
+            self._wanting_to_be_alone -= alone
+            self._inside += 1
+            self._is_alone = alone
+
+    def _must_wait(self) -> bool:
+        return self._is_alone or self._wanting_to_be_alone > 0
+
+
 class _Tail:
     """What is appended to a file from now on."""
 
@@ -212,6 +302,10 @@ class _Tail:
         with self._path.open("rb") as file:
             file.seek(max(self._offset_bytes, self._path.stat().st_size - LOG_BYTES_MAX))
             return tuple(file.read().decode(errors="replace").splitlines())
+
+
+def _prefill_tag(prompt_id: str) -> str:
+    return f"prefill.{prompt_id}"
 
 
 def _after_requests(cell: Cell) -> tuple[PlannedRequest, ...]:

@@ -10,6 +10,7 @@ A file is there whole or not at all: each is written beside its place and then r
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -111,6 +112,13 @@ class RunFolder:
                 f"let user {os.getuid()} write to {runs_dir} or name another folder for runs"
             ) from error
         return cls(path)
+
+    @classmethod
+    def create_new(cls, runs_dir: Path, now: datetime) -> RunFolder:
+        """As `create`, named by the time; a second run of the same second gets a number behind it."""
+        run_id = new_run_id(now)
+        taken = (n for n in itertools.count(2) if not (runs_dir / f"{run_id}-{n}").exists())
+        return cls.create(runs_dir, f"{run_id}-{next(taken)}" if (runs_dir / run_id).exists() else run_id)
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:

@@ -79,7 +79,7 @@ class Settings(BaseModel):
     max_num_batched_tokens: int = Field(512, alias="MAX_NUM_BATCHED_TOKENS", gt=0)
     max_num_seqs: int = Field(16, alias="MAX_NUM_SEQS", gt=0)
     engine_args: Arguments = Field((), alias="ENGINE_ARGS")
-    die_with_parent: bool = Field(False, alias="KVPROOF_DIE_WITH_PARENT")
+    parent_pid: int = Field(0, alias="KVPROOF_PARENT_PID", ge=0)
 
     @property
     def embedded(self) -> bool:
@@ -217,7 +217,7 @@ def info(chosen: Settings, server: tuple[str, ...], env: Mapping[str, str]) -> d
             "model": chosen.model,
             "connector": chosen.connector,
         },
-        "settings": {k: v for k, v in sorted(env.items()) if k in names or k.startswith(("VLLM_", "OMP_"))},
+        "settings": {k: v for k, v in sorted(env.items()) if k in names or k.startswith(("VLLM_", "OMP_", "TORCH_"))},
         "command": list(server),
     }
 
@@ -256,7 +256,7 @@ def main() -> int:
             evidence_dir=chosen.evidence_dir,
             host=chosen.host,
             port=chosen.port,
-            die_with_parent=chosen.die_with_parent,
+            parent_pid=chosen.parent_pid,
         )
     )
 

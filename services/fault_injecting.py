@@ -362,8 +362,9 @@ class _WorkerSide:
         late, self._late = self._late, [load for load in self._ended if load.breakage.late]
         on_time = [load for load in self._ended if not load.breakage.late]
         reported = self._inner_failed.union(*(self._ids_to_report(load) for load in (*on_time, *late)))
-        for load in (*self._ended, *late):
-            self._report(load, reported)
+        strays = reported.difference(*(self._report(load, reported) for load in (*self._ended, *late)))
+        if strays:
+            self._journal.write(EventName.REPORTED, block_ids=tuple(sorted(strays)), reason="of no load that ended now")
         self._ended, self._inner_failed = [], set()
         return reported
 
@@ -381,7 +382,7 @@ class _WorkerSide:
         unknown = range(self._block_count, self._block_count + load.breakage.unknown_count)
         return load.bad_block_ids.union(unknown)
 
-    def _report(self, load: Load, reported: set[int]) -> None:
+    def _report(self, load: Load, reported: set[int]) -> tuple[int, ...]:
         """Journal what of `reported` is about this load; block ids without blocks are those of nobody."""
         blocks = load.logical(reported)
         block_ids = tuple(load.block_ids[block - load.first_block] for block in blocks)
@@ -390,6 +391,7 @@ class _WorkerSide:
             self._journal.write(
                 EventName.REPORTED, request=load.tag, mode=load.mode, blocks=blocks, block_ids=block_ids
             )
+        return block_ids
 
     def _end(self, load: Load) -> None:
         """Journal what the inner connector did, then carry out the breakage."""

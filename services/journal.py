@@ -27,7 +27,8 @@ class EventName(StrEnum):
     LOOKUP = "lookup"
     """[shared volume, scheduler side] `blocks`: logical blocks found in the index."""
     SAVED = "saved"
-    """[shared volume, worker side] `blocks` were published (or were already published)."""
+    """[shared volume, worker side] `blocks` were published (or were already published), under the store's `keys`,
+    one per block, in the same order."""
     SAVE_FAILED = "save_failed"
     """[shared volume, worker side] `blocks` could not be written; `reason` says why."""
     READ_FAILED = "read_failed"
@@ -46,8 +47,9 @@ class EventName(StrEnum):
     """[fault injecting, worker side] the fault `reason` was carried out on `blocks` (block bytes were really
     changed, the delay really passed, the load was really kept back, reported once too often, or raised)."""
     REPORTED = "reported"
-    """[fault injecting, worker side] `blocks` / `block_ids` were handed to vLLM as failed; ids beyond the
-    end of `blocks` belong to nobody."""
+    """[fault injecting, worker side] `blocks` / `block_ids` were handed to vLLM as failed; ids beyond the end of
+    `blocks` belong to nobody. Without `request` where the inner connector named block ids of no load that ended in
+    this step."""
     FINISHED = "finished"
     """[fault injecting, worker side] an async load was reported to vLLM as finished."""
     REJECTED = "rejected"
@@ -81,6 +83,7 @@ class Event:
     reason: str = ""
     duration_s: float = 0.0
     pid: int = 0
+    keys: tuple[str, ...] = ()
 
 
 class Journal:
@@ -105,10 +108,11 @@ class Journal:
         reason: str = "",
         duration_s: float = 0.0,
         pid: int = 0,
+        keys: tuple[str, ...] = (),
     ) -> None:
         """Append one event, stamped with the time now."""
         event = Event(
-            name, self.service, time.time(), request, mode, blocks, block_ids, digests, reason, duration_s, pid
+            name, self.service, time.time(), request, mode, blocks, block_ids, digests, reason, duration_s, pid, keys
         )
         os.write(self._fd, (json.dumps(to_json(event), separators=(",", ":")) + "\n").encode())
 

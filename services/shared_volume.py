@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field, fields
@@ -393,8 +393,7 @@ class _WorkerSide:
     def _save(self, job: SaveJob) -> None:
         for index, (key, block_id) in enumerate(zip(job.keys, job.block_ids, strict=True)):
             try:
-                if not self._store.contains(key, self._shard.count):
-                    self._store.publish(key, self._shard, self._blocks.layout, self._blocks.read(block_id))
+                self._store.publish(key, self._shard, self._blocks.layout, self._parts(block_id))
             except OSError as error:
                 logger.warning("KV of %s not saved: %s", job.tag, error)
                 self._journal_save(EventName.SAVE_FAILED, job, index, len(job.keys), str(error))
@@ -402,10 +401,21 @@ class _WorkerSide:
                 return
         self._journal_save(EventName.SAVED, job, 0, len(job.keys), "")
 
+    def _parts(self, block_id: int) -> Iterator[memoryview]:
+        """The bytes of a block, copied only when asked for: a block that is in the store already is not."""
+        yield from self._blocks.read(block_id)
+
     def _journal_save(self, name: EventName, job: SaveJob, first: int, end: int, reason: str) -> None:
         if end > first:
             blocks = tuple(range(job.first_block + first, job.first_block + end))
-            self._journal.write(name, request=job.tag, blocks=blocks, block_ids=job.block_ids[first:end], reason=reason)
+            self._journal.write(
+                name,
+                request=job.tag,
+                blocks=blocks,
+                block_ids=job.block_ids[first:end],
+                reason=reason,
+                keys=job.keys[first:end] if name is EventName.SAVED else (),
+            )
 
     def _journal_read_failure(self, job: LoadJob, index: int, failure: ReadFailure) -> None:
         logger.warning("KV block %d of %s: %s", job.first_block + index, job.tag, failure.detail)

@@ -41,6 +41,9 @@ _KEY = re.compile(r"[0-9a-f]{64}")
 _FIELDS = struct.Struct("<8sI32sII16sQ16s")
 _HEADER_CHECKSUM_BYTES = 8
 HEADER_BYTES = _FIELDS.size + _HEADER_CHECKSUM_BYTES
+VERSION_OFFSET_BYTES = len(_MAGIC)
+KEY_OFFSET_BYTES = VERSION_OFFSET_BYTES + struct.calcsize("<I")
+"""Where format version (4 bytes, little-endian) and key (32 bytes) lie in a file."""
 
 # A FIFO would block a plain open, and a link could lead out of the volume.
 _READ_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
@@ -206,6 +209,12 @@ def hash_files(paths: Iterable[Path]) -> str:
     return total.hexdigest()
 
 
+def sealed(header: bytes) -> bytes:
+    """A whole header whose checksum fits the fields at its start; what follows the fields is left out."""
+    fields = header[: _FIELDS.size]
+    return fields + xxhash.xxh3_64_digest(fields)
+
+
 class _RefusedError(Exception):
     """A block file was opened but must not be used."""
 
@@ -250,7 +259,7 @@ def _pack_header(key: str, shard: Shard, layout: str, payload_bytes: int, checks
         payload_bytes,
         checksum,
     )
-    return fields + xxhash.xxh3_64_digest(fields)
+    return sealed(fields)
 
 
 def _check_header(header: bytearray, key: str, shard: Shard, layout: str) -> tuple[int, bytes]:

@@ -46,7 +46,8 @@ PR_SET_CHILD_SUBREAPER = 36
 
 @dataclass(frozen=True)
 class Engine:
-    """What to run. `host` and `port` are where the server listens."""
+    """What to run. `host` and `port` are where the server listens. `parent_pid`: stop when our parent is no longer
+    this process; 0: whoever it is."""
 
     command: tuple[str, ...]
     environment: Mapping[str, str]
@@ -54,7 +55,7 @@ class Engine:
     evidence_dir: Path
     host: str
     port: int
-    die_with_parent: bool = False
+    parent_pid: int = 0
 
     @property
     def health_url(self) -> str:
@@ -75,14 +76,13 @@ def run(engine: Engine) -> int:
     if problem := _port_problem(engine):
         print(problem, file=sys.stderr, flush=True)
         return 1
-    parent_pid = os.getppid()
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED_SIGNALS)
     _adopt_orphans()
     guard_pid = os.getpid()
     keeper_pid = os.fork()
     if keeper_pid == 0:
         _keep_and_exit(engine, guard_pid)
-    return _guard(keeper_pid, parent_pid if engine.die_with_parent else 0)
+    return _guard(keeper_pid, engine.parent_pid)
 
 
 def _port_problem(engine: Engine) -> str:

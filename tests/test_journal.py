@@ -32,6 +32,7 @@ EVENTS = st.builds(
     reason=WORDS,
     duration_s=st.floats(0, 1e6),
     pid=st.integers(0, 2**22),
+    keys=st.lists(WORDS, max_size=4).map(tuple),
 )
 
 

@@ -148,6 +148,8 @@ class TestGreen:
             "nothing-else-failed",
             "oracle-stable",
             "oracle-loaded",
+            "oracles-agree",
+            "same-bytes-loaded",
             "victim-equals-oracle",
             "canary-equals-oracle",
             "sharer-equals-oracle",
@@ -1027,7 +1029,6 @@ OK = [
     ("blocks-held-before-too", MIX, both(state("before", cache_usage=0.25), state("after", cache_usage=0.25))),
     ("fewer-blocks-held", MIX, both(state("before", cache_usage=0.25), state("after", cache_usage=0.0))),
     ("metric-rounded", MIX, both(state("before", cache_usage=0.25), state("after", cache_usage=0.2500000001))),
-    ("restarted-before", MIX, both(state("before", restart_count=2), state("after", restart_count=2))),
     ("sharer-did-not-share", MIX, answer(Role.SHARER, whole(REUSE, "sharer"))),
     ("canary-reused", MIX, answer(Role.CANARY, whole(REUSE))),
     ("canary-recomputed", MIX, answer(Role.CANARY, whole(RECOMPUTE))),
@@ -1638,7 +1639,7 @@ class TestControls:
     def test_skipped_stays_skipped(self) -> None:
         found = self.verdicts((MIX, lambda seen: replace(seen, skipped="no Docker socket")))
         assert (found[MIX.id].outcome, found[MIX.id].status) == (Outcome.NOT_RUN, Status.SKIPPED)
-        assert exit_code(found.values()) == 0
+        assert exit_code(found.values()) == 2
 
 
 class TestNotRun:
@@ -1667,7 +1668,9 @@ class TestNotRun:
 @pytest.mark.parametrize(
     ("statuses", "code"),
     [
-        ((), 0),
+        ((), 2),
+        ((Status.SKIPPED,), 2),
+        ((Status.KNOWN,), 0),
         ((Status.PASS, Status.SKIPPED, Status.KNOWN, Status.FIXED), 0),
         ((Status.PASS, Status.INCONCLUSIVE), 2),
         ((Status.INCONCLUSIVE, Status.ERROR), 3),
@@ -1687,3 +1690,106 @@ def test_a_cell_judged_by_itself_gets_the_same_verdict_but_for_controls() -> Non
         together = judge(cells, PROMPTS, runs, [*map(observation, cells[:-1]), seen], BLOCK_SIZE)[-1]
         without_controls = tuple(f for f in together.findings if f.check != "controls")
         assert alone(MIX, seen) == replace(together, findings=without_controls)
+
+
+def test_an_engine_that_dies_between_two_cells_makes_the_earlier_one_red() -> None:
+    cells = (*controls_of(MIX), MIX)
+    seen = [replace(observation(cell), started_at_s=float(i)) for i, cell in enumerate(cells)]
+    before, after = seen[-1].before, seen[-1].after
+    exits = before.restart_count + 1
+    seen[-1] = replace(seen[-1], before=replace(before, restart_count=exits), after=replace(after, restart_count=exits))
+    verdicts = judge(cells, PROMPTS, oracle_runs(cells), seen, BLOCK_SIZE)
+    crashed = [v.cell_id for v in verdicts if v.outcome is Outcome.CRASHED]
+    assert crashed == [[cell.id for cell in cells if cell.engine == MIX.engine][-2]]
+    red = next(v for v in verdicts if v.cell_id in crashed)
+    assert "engine-alive-afterwards" in broken_checks(red)
+    assert verdicts[-1].outcome is Outcome.UNPROVEN
+    assert exit_code(verdicts) == 1
+
+
+@pytest.mark.parametrize(("exits", "outcome"), [(1, Outcome.LEAKED), (2, Outcome.CRASHED)])
+def test_the_runners_own_restart_after_a_leak_is_no_death(exits: int, outcome: Outcome) -> None:
+    leaking = cell(REPORT, "first")
+    cells = (leaking, *controls_of(leaking))
+    seen = [replace(observation(c), started_at_s=float(i)) for i, c in enumerate(cells)]
+    seen[0] = replace(seen[0], settled=False)
+    counted = both(state("before", restart_count=exits), state("after", restart_count=exits))
+    verdicts = judge(cells, PROMPTS, oracle_runs(cells), [seen[0], *map(counted, seen[1:])], BLOCK_SIZE)
+    assert verdicts[0].outcome is outcome
+    assert {verdict.status for verdict in verdicts[1:]} == {Status.PASS}
+
+
+def test_an_engine_that_had_died_before_the_run_is_not_held_against_a_cell() -> None:
+    cells = (*controls_of(MIX), MIX)
+    seen = [both(state("before", restart_count=2), state("after", restart_count=2))(observation(c)) for c in cells]
+    verdicts = judge(cells, PROMPTS, oracle_runs(cells), seen, BLOCK_SIZE)
+    assert exit_code(verdicts) == 0
+
+
+def altered_oracles(cells: tuple[Cell, ...], kind: OracleKind, **changes: object) -> tuple[OracleRun, ...]:
+    """The oracle runs, with another completion for one kind of the victim's oracle."""
+    return tuple(
+        replace(run, completion=replace(run.completion, **changes))  # type: ignore[arg-type]
+        if run.key.kind is kind and run.key.prompt_id == "victim"
+        else run
+        for run in oracle_runs(cells)
+    )
+
+
+def judged_with(runs: tuple[OracleRun, ...], cells: tuple[Cell, ...], seen: list[Observation]) -> Verdict:
+    return judge(cells, PROMPTS, runs, seen, BLOCK_SIZE)[-1]
+
+
+def test_a_store_that_gives_everyone_the_same_wrong_kv_proves_nothing() -> None:
+    one = cell(NONE)
+    cells = (*controls_of(one), one)
+    wrong = wrong_answer(PROMPTS["victim"])
+    runs = altered_oracles(cells, OracleKind.REUSE, token_ids=wrong.token_ids, top=wrong.top, text=wrong.text)
+    seen = [observation(c) for c in cells]
+    seen[-1] = answer(Role.VICTIM, wrong)(seen[-1])
+    verdict = judged_with(runs, cells, seen)
+    assert verdict.outcome is Outcome.UNPROVEN
+    assert "oracles-agree" in broken_checks(verdict)
+
+
+def test_loaded_kv_that_does_not_know_the_secret_proves_nothing() -> None:
+    one = cell(NONE)
+    cells = (*controls_of(one), one)
+    runs = altered_oracles(cells, OracleKind.RECOMPUTE, text=f"it is {PROMPTS['victim'].secret}, of course")
+    verdict = judged_with(runs, cells, [observation(c) for c in cells])
+    assert (verdict.outcome, "oracles-agree" in broken_checks(verdict)) == (Outcome.UNPROVEN, True)
+
+
+def test_other_bytes_than_the_oracle_got_are_red() -> None:
+    one = cell(NONE)
+    cells = (*controls_of(one), one)
+
+    def digested(events: tuple[Event, ...], digest: str) -> tuple[Event, ...]:
+        return tuple(replace(e, digests=(digest,) * len(e.blocks)) if e.name is EventName.LOADED else e for e in events)
+
+    runs = tuple(replace(run, events=digested(run.events, "a")) for run in oracle_runs(cells))
+    same = [replace(o, events=digested(o.events, "a")) for o in map(observation, cells)]
+    assert judged_with(runs, cells, same).outcome is Outcome.LOADED
+    other = [*same[:-1], replace(same[-1], events=digested(same[-1].events, "b"))]
+    verdict = judged_with(runs, cells, other)
+    assert (verdict.outcome, broken_checks(verdict)) == (Outcome.WRONG_OUTPUT, {"same-bytes-loaded"})
+
+
+def test_a_report_that_belongs_to_no_load_proves_nothing() -> None:
+    one = cell(NONE)
+    cells = (*controls_of(one), one)
+    seen = [observation(c) for c in cells]
+    stray = Event(EventName.REPORTED, one.engine, 0.0, block_ids=(999,))
+    verdict = judged_with(oracle_runs(cells), cells, [*seen[:-1], replace(seen[-1], events=(*seen[-1].events, stray))])
+    assert (verdict.outcome, broken_checks(verdict)) == (Outcome.UNPROVEN, {"nothing-else-failed"})
+
+
+def test_wrong_answers_outrank_a_load_mode_that_the_connector_does_not_have() -> None:
+    one = cell(NONE, load=LoadMode.ASYNC)
+    cells = (*controls_of(one), one)
+    seen = [observation(c) for c in cells]
+    sync = tuple(replace(e, mode="sync") if e.name is EventName.PLANNED else e for e in seen[-1].events)
+    seen[-1] = replace(seen[-1], events=sync)
+    assert judged_with(oracle_runs(cells), cells, seen).status is Status.SKIPPED
+    seen[-1] = answer(Role.VICTIM, wrong_answer(PROMPTS["victim"]))(seen[-1])
+    assert judged_with(oracle_runs(cells), cells, seen).outcome is Outcome.WRONG_OUTPUT

@@ -10,7 +10,7 @@ from typing import get_args
 import pytest
 
 from harness.errors import UsageError
-from harness.matrix_file import EngineName
+from harness.matrix_file import KINDS, EngineName
 from harness.plan import POLICIES, load_plan, select_cells
 from harness.records import Cell, Outcome, Plan, PlannedRequest, PromptSpec, Role
 from services.faults import ALWAYS, BREACH_KINDS, Fault, FaultKind, LoadMode
@@ -300,7 +300,7 @@ def many(tmp_path: Path) -> list[str]:
         "unknown value 'decode-recompte' @ cells.0.engine.1 (line 13; did you mean decode-recompute? "
         "valid: decode-recompute, decode-fail, decode-baseline)",
         "unknown value 'off' @ cells.0.load (line 14; valid: sync, async)",
-        f"unknown value 'reprot' @ cells.0.fault.kind (line 15; did you mean report? valid: {', '.join(FaultKind)})",
+        f"unknown value 'reprot' @ cells.0.fault.kind (line 15; did you mean report? valid: {', '.join(KINDS)})",
         "'center' names no blocks @ cells.0.fault.blocks.1 (line 15; valid: first, middle, last, all, "
         "a block index counted from 0, or [[0, 2]] for blocks 0 and 2 together)",
         "input should be greater than or equal to 1, not 0 @ cells.0.fault.times (line 15)",

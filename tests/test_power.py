@@ -26,7 +26,8 @@ MATRIX = Path(__file__).resolve().parents[1] / "harness" / "matrix" / "example.y
 EXAMPLE = load_plan(MATRIX)
 
 MIDDLE = ("*-report-*-middle",)
-USUAL = (*MIDDLE, "*-report-*-mix", "*-stream")
+MIX = ("*-report-*-mix",)
+USUAL = (*MIDDLE, *MIX, "*-stream")
 """With the controls: every workload and policy once."""
 
 DEADLINE_S = 0.4
@@ -70,11 +71,11 @@ CASES = (
         "victim-equals-oracle",
         ("recompute-*",),
     ),
-    Case(Wrong.ANSWERS_SWAPPED, {"*-mix": WRONG_OUTPUT}, 1, "foreign-secret"),
+    Case(Wrong.ANSWERS_SWAPPED, {"*-mix": WRONG_OUTPUT}, 1, "foreign-secret", MIX),
     Case(Wrong.STALE_ANSWER, {"recompute-report-*": WRONG_OUTPUT}, 1, "victim-equals-oracle", MIDDLE),
-    Case(Wrong.TOKEN_MISSING, {"recompute-report-*": WRONG_OUTPUT}, 1, "victim-equals-oracle"),
-    Case(Wrong.FINISH_REASON, {"recompute-report-*": WRONG_OUTPUT}, 1, "victim-equals-oracle"),
-    Case(Wrong.PROMPT_TOKEN_COUNT, {"recompute-report-*": WRONG_OUTPUT}, 1, "victim-equals-oracle"),
+    Case(Wrong.TOKEN_MISSING, {"recompute-report-*": WRONG_OUTPUT}, 1, "victim-equals-oracle", MIDDLE),
+    Case(Wrong.FINISH_REASON, {"recompute-report-*": WRONG_OUTPUT}, 1, "victim-equals-oracle", MIDDLE),
+    Case(Wrong.PROMPT_TOKEN_COUNT, {"recompute-report-*": WRONG_OUTPUT}, 1, "victim-equals-oracle", MIDDLE),
     Case(
         Wrong.ERROR_BODY_WITH_200,
         {"fail-report-*-stream": FAILED_CLEANLY, "*-report-*": WRONG_OUTPUT},
@@ -83,7 +84,7 @@ CASES = (
     ),
     Case(Wrong.ERROR_INSTEAD_OF_RECOVERY, {"recompute-report-*": WRONG_OUTPUT}, 1, "victim-equals-oracle"),
     Case(Wrong.CONNECTION_RESET, {"*-report-*": WRONG_OUTPUT}, 1, "victim-equals-oracle"),
-    Case(Wrong.LOADED_GARBAGE, {"*-none-*": WRONG_OUTPUT, "*": UNPROVEN}, 1, "victim-equals-oracle"),
+    Case(Wrong.LOADED_GARBAGE, {"*-none-*": WRONG_OUTPUT, "*": UNPROVEN}, 1, "victim-equals-oracle", MIDDLE),
     Case(Wrong.DELAYED_GARBAGE, {"*-delay-*": WRONG_OUTPUT}, 1, "victim-equals-oracle", ("*-delay-*",)),
     Case(Wrong.CANARY_ERROR, {"*-silent-*": UNPROVEN, "*": POISONED}, 1, "canary-equals-oracle", MIDDLE),
     Case(
@@ -91,10 +92,11 @@ CASES = (
         {"fail-report-sync-*-mix": FAILED_CLEANLY, "*-mix": COLLATERAL},
         1,
         "sharer-equals-oracle",
+        MIX,
     ),
-    Case(Wrong.BYSTANDER_GARBAGE, {"*-mix": COLLATERAL}, 1, "bystander-equals-oracle"),
-    Case(Wrong.BYSTANDER_ERROR, {"*-mix": COLLATERAL}, 1, "bystander-equals-oracle"),
-    Case(Wrong.SHARER_GARBAGE, {"*-mix": COLLATERAL}, 1, "sharer-equals-oracle"),
+    Case(Wrong.BYSTANDER_GARBAGE, {"*-mix": COLLATERAL}, 1, "bystander-equals-oracle", MIX),
+    Case(Wrong.BYSTANDER_ERROR, {"*-mix": COLLATERAL}, 1, "bystander-equals-oracle", MIX),
+    Case(Wrong.SHARER_GARBAGE, {"*-mix": COLLATERAL}, 1, "sharer-equals-oracle", MIX),
     Case(Wrong.POISONED_CACHE, {"*-report-*": POISONED}, 1, "canary-equals-oracle"),
     Case(Wrong.FAIL_GIVES_GARBAGE, {"fail-report-*": WRONG_OUTPUT}, 1, "victim-equals-oracle"),
     Case(Wrong.FAIL_GIVES_TEXT_THEN_ERROR, {"fail-report-*": WRONG_OUTPUT}, 1, "victim-equals-oracle"),
@@ -107,17 +109,17 @@ CASES = (
     Case(Wrong.REPORT_NOT_JOURNALED, {"*-report-*": UNREPORTED}, 1, "failure-reported"),
     Case(Wrong.REPORTS_ANOTHER_BLOCK, {"*-report-*": UNPROVEN}, 2, "nothing-else-failed", MIDDLE),
     Case(Wrong.FIRES_ELSEWHERE, {"*-report-*": UNPROVEN}, 2, "fault-fired", MIDDLE),
-    Case(Wrong.FIRES_NEVER, {"*-report-*": UNPROVEN}, 2, "fault-fired"),
-    Case(Wrong.FIRES_TWICE, {"*-report-*": UNPROVEN}, 2, "fault-fired"),
-    Case(Wrong.STORE_FAILS, {"*-report-*": UNPROVEN}, 2, "nothing-else-failed"),
-    Case(Wrong.LOADS_NOTHING, {"*": UNPROVEN}, 2, "kv-loaded"),
-    Case(Wrong.LOADS_ONE_BLOCK_LESS, {"*": UNPROVEN}, 2, "kv-loaded"),
-    Case(Wrong.LOADS_SYNC, {"*-async": SKIPPED, "*-async-*": SKIPPED}, 0, "load-mode"),
-    Case(Wrong.REJECTS_FAULTS, {"*": UNPROVEN}, 2, "control-accepted"),
-    Case(Wrong.SILENT_INVISIBLE, {"*-silent-*": MISSED, "*": UNPROVEN}, 2, "control-caught"),
-    Case(Wrong.SILENT_ERROR, {"*-silent-*": MISSED, "*": UNPROVEN}, 2, "control-caught"),
-    Case(Wrong.ORACLE_UNSTABLE, {"*": UNPROVEN}, 2, "oracle-stable"),
-    Case(Wrong.ORACLE_LOADS_NOTHING, {"*": UNPROVEN}, 2, "oracle-loaded"),
+    Case(Wrong.FIRES_NEVER, {"*-report-*": UNPROVEN}, 2, "fault-fired", MIDDLE),
+    Case(Wrong.FIRES_TWICE, {"*-report-*": UNPROVEN}, 2, "fault-fired", MIDDLE),
+    Case(Wrong.STORE_FAILS, {"*-report-*": UNPROVEN}, 2, "nothing-else-failed", MIDDLE),
+    Case(Wrong.LOADS_NOTHING, {"*": UNPROVEN}, 2, "kv-loaded", MIDDLE),
+    Case(Wrong.LOADS_ONE_BLOCK_LESS, {"*": UNPROVEN}, 2, "kv-loaded", MIDDLE),
+    Case(Wrong.LOADS_SYNC, {"*-async": SKIPPED, "*-async-*": SKIPPED}, 0, "load-mode", MIDDLE),
+    Case(Wrong.REJECTS_FAULTS, {"*": UNPROVEN}, 2, "control-accepted", MIDDLE),
+    Case(Wrong.SILENT_INVISIBLE, {"*-silent-*": MISSED, "*": UNPROVEN}, 2, "control-caught", MIDDLE),
+    Case(Wrong.SILENT_ERROR, {"*-silent-*": MISSED, "*": UNPROVEN}, 2, "control-caught", MIDDLE),
+    Case(Wrong.ORACLE_UNSTABLE, {"*": UNPROVEN}, 2, "oracle-stable", MIDDLE),
+    Case(Wrong.ORACLE_LOADS_NOTHING, {"*": UNPROVEN}, 2, "oracle-loaded", MIDDLE),
 )
 
 

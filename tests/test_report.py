@@ -43,9 +43,11 @@ from harness.report.as_html import matrix, to_html, token_pairs
 from harness.report.as_json import to_json
 from harness.report.as_junit import to_junit
 from harness.report.as_markdown import SUMMARY_CHARS_MAX, code, to_markdown
-from harness.report.view import difference_words, fault_words, rows, text_diff, visible
+from harness.report.view import broken_words, difference_words, fault_words, rows, text_diff, visible
+from harness.storage_kinds import StorageFault, StorageKind
 from services.faults import ALWAYS, NO_FAULT, Fault, FaultKind
 from services.journal import Event, EventName
+from tests import builders
 
 EVIL = "<script>alert(1)</script> ]]> `a` ``b`` [bold]x[/bold] | \x1b[31m \x00 \u202e {{ 7 * 7 }}"
 DROP_FIRST = Fault(FaultKind.DROP, "first")
@@ -487,6 +489,13 @@ def test_markdown_stays_short_enough_for_a_comment() -> None:
 )
 def test_fault_words(fault: Fault, words: str) -> None:
     assert fault_words(fault) == words
+
+
+def test_what_a_cell_breaks_in_words() -> None:
+    assert broken_words(builders.cell(FaultKind.REPORT, "first")) == "report first"
+    middle, two = (StorageFault(StorageKind.ZEROED, blocks) for blocks in ("middle", (0, 2)))
+    assert broken_words(replace(builders.cell(), storage=middle)) == "zeroed middle"
+    assert broken_words(replace(builders.cell(), storage=two)) == "zeroed 0,2"
 
 
 def test_a_completion_that_ended_early_is_said_to_have_ended() -> None:

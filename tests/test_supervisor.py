@@ -24,8 +24,9 @@ import os, sys
 from pathlib import Path
 from services import supervisor
 evidence_dir, port, parent, *command = sys.argv[1:]
+parent_pid = os.getppid() if parent == "parent" else 0
 sys.exit(supervisor.run(supervisor.Engine(
-    tuple(command), os.environ, "decode", Path(evidence_dir), "127.0.0.1", int(port), parent == "parent")))
+    tuple(command), os.environ, "decode", Path(evidence_dir), "127.0.0.1", int(port), parent_pid)))
 """
 
 

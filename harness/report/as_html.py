@@ -83,7 +83,7 @@ def _environment() -> Environment:
 def matrix(judged: tuple[Row, ...]) -> Matrix:
     """Rows and columns in the order in which the cells name them."""
     columns = tuple(dict.fromkeys(_column(row) for row in judged))
-    faults = dict.fromkeys(view.fault_words(row.cell.fault) for row in judged)
+    faults = dict.fromkeys(view.broken_words(row.cell) for row in judged)
     return Matrix(columns, tuple((fault, _line(judged, fault, columns)) for fault in faults))
 
 
@@ -92,7 +92,7 @@ def _column(row: Row) -> tuple[str, str]:
 
 
 def _line(judged: tuple[Row, ...], fault: str, columns: tuple[tuple[str, str], ...]) -> tuple[tuple[Row, ...], ...]:
-    line = [row for row in judged if view.fault_words(row.cell.fault) == fault]
+    line = [row for row in judged if view.broken_words(row.cell) == fault]
     return tuple(tuple(row for row in line if _column(row) == column) for column in columns)
 
 

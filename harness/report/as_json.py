@@ -6,7 +6,7 @@ import dataclasses
 import json
 
 from harness.records import Report
-from harness.report.view import Row, cells_s, fault_words, outcome_counts, rows, run_outcome, started_at
+from harness.report.view import Row, broken_words, cells_s, outcome_counts, rows, run_outcome, started_at
 
 
 def to_json(report: Report) -> str:
@@ -34,7 +34,7 @@ def _cell(row: Row) -> dict[str, object]:
         "id": row.cell.id,
         "engine": row.cell.engine,
         "load": row.cell.load,
-        "fault": fault_words(row.cell.fault),
+        "fault": broken_words(row.cell),
         "expected": row.cell.expected,
         "outcome": row.verdict.outcome,
         "status": row.verdict.status,

@@ -16,10 +16,10 @@ from harness.records import Difference, Report, Status, Verdict
 from harness.report.view import (
     Row,
     answer_words,
+    broken_words,
     cell_words,
     difference_words,
     evidence_folder,
-    fault_words,
     finding_words,
     not_judged,
     one_line,
@@ -97,7 +97,7 @@ def _table(judged: Iterable[Row], console: Console) -> Table:
 
 def _wide_cells(row: Row) -> list[Text]:
     cell, counts = row.cell, row.verdict.evidence
-    words = (cell_words(cell), cell.engine, cell.load, fault_words(cell.fault), cell.expected)
+    words = (cell_words(cell), cell.engine, cell.load, broken_words(cell), cell.expected)
     numbers = (counts.loaded_blocks, counts.failed_blocks, counts.reported_blocks, counts.fault_fired)
     return [
         _sign_text(row),

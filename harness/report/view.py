@@ -121,6 +121,14 @@ def fault_words(fault: Fault) -> str:
     return " ".join(part for part in (fault.kind, what, times) if part)
 
 
+def broken_words(cell: Cell) -> str:
+    """What a cell breaks, in a few words: as `fault_words`, or `payload-missing middle` for files."""
+    if cell.storage is None:
+        return fault_words(cell.fault)
+    blocks = cell.storage.blocks
+    return f"{cell.storage.kind} {','.join(map(str, blocks)) if isinstance(blocks, tuple) else blocks}"
+
+
 def finding_words(finding: Finding) -> str:
     """A finding on one line."""
     where = f" [{finding.request}]" if finding.request else ""

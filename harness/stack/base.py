@@ -6,6 +6,7 @@ write it: `<evidence_dir>/<service>/`.
 
 from __future__ import annotations
 
+import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
@@ -25,6 +26,9 @@ from services.journal import ENGINE_INFO_NAME, ENGINE_LOG_NAME, EventName, journ
 POLL_S = 0.25
 NOTICE_S = 20.0
 LOG_LINE_COUNT = 20
+SEARCHED_LINE_COUNT = 400
+ERROR_LINE = re.compile(r"\b\w*(Error|Exception): \S")
+"""Of a Python traceback; the API server's last words only point to the engine core's first ones."""
 LOG_TAIL_BYTES = 64 * 1024
 
 Progress = Callable[[str], None]
@@ -103,7 +107,12 @@ class Stack(ABC):
         path = self._log_path(service)
         if not lines:
             return f"{service}: {what}; no log at {path}"
-        return "\n".join([f"{service}: {what}; log: {path}, its last lines:", *(f"  | {line}" for line in lines)])
+        first_error = next(
+            (line for line in self.log_tail(service, SEARCHED_LINE_COUNT) if ERROR_LINE.search(line)), ""
+        )
+        cause = [f"{service}: {what}; log: {path}, first error in it:", f"  | {first_error}"] if first_error else []
+        head = "its last lines:" if cause else f"{service}: {what}; log: {path}, its last lines:"
+        return "\n".join([*cause, head, *(f"  | {line}" for line in lines)])
 
     def first_exit(self) -> str | None:
         """Which service has ended for good, with exit code and log; None where all still live.

@@ -88,10 +88,8 @@ class ProcessStack(Stack):
         return int(self._ports[service].getsockname()[1])
 
     def _make_folders(self) -> None:
-        if self.kv_dir is None:
-            self._temporary = tempfile.TemporaryDirectory(prefix="kvproof-kv-", ignore_cleanup_errors=True)
-            self.kv_dir = Path(self._temporary.name)
-        self.kv_dir = self.kv_dir.resolve()
+        self._temporary = tempfile.TemporaryDirectory(prefix="kvproof-", ignore_cleanup_errors=True)
+        self.kv_dir = (self.kv_dir or Path(self._temporary.name) / "kv").resolve()
         _require_writable(self.kv_dir, "KV", "free space or rights there, or choose another one with --kv-dir")
         for service in self.services:
             _require_writable(self.evidence_dir / service, "evidence", "choose another place for the run's results")
@@ -117,7 +115,9 @@ class ProcessStack(Stack):
             "KVPROOF_MODEL_DIR": self._environ.get("KVPROOF_MODEL_DIR", str(self._root / MODEL_FOLDER)),
             "KVPROOF_HOST": HOST,
             "KVPROOF_PORT": str(self._port(engine.service)),
-            "KVPROOF_DIE_WITH_PARENT": "1",
+            "KVPROOF_PARENT_PID": str(os.getpid()),
+            # vLLM leaves sockets behind in the folder for temporary files.
+            "TMPDIR": self._temporary.name if self._temporary else tempfile.gettempdir(),
             "PYTHONUNBUFFERED": "1",
         }
 

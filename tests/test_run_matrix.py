@@ -1,0 +1,99 @@
+"""The command line: what it prints and which exit code it gives, without engines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.run_matrix import main
+from harness.storage import RunFolder
+
+
+def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """Exit code and everything printed."""
+    try:
+        code = main(arguments)
+    except SystemExit as end:
+        code = int(str(end.code))
+    captured = capsys.readouterr()
+    return code, captured.out + captured.err
+
+
+def test_list_prints_every_cell_and_why(capsys: pytest.CaptureFixture[str]) -> None:
+    code, text = run(["list"], capsys)
+    assert code == 0
+    assert len(text.splitlines()) >= 24
+    assert "recompute-none-sync  [loaded]  With nothing broken" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--stack", "nonsense"], "invalid choice: 'nonsense'"),
+        (["--no-such-option"], "unrecognized arguments"),
+        (["run", "--url", "prefill"], "'prefill' is not NAME=URL"),
+        (["list", "--only", "recompute-repot-sync-first"], "recompute-report-sync-first"),
+        (["list", "--matrix", "no-such-matrix"], "cannot read the matrix file"),
+        (["judge", "no-such-run"], "is not a run folder"),
+    ],
+)
+def test_bad_arguments_exit_64(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, text = run(arguments, capsys)
+    assert code == 64
+    assert says in text
+    assert "Traceback" not in text
+
+
+@pytest.mark.parametrize("text", ["[" * 3000, '!!int ""', "!!bool foo", "!!timestamp foo", "a: *b", "\x00", "", "[1]"])
+def test_a_file_that_is_no_matrix_exits_64(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "m.yaml"
+    file.write_text(text)
+    code, printed = run(["list", "--matrix", str(file)], capsys)
+    assert code == 64
+    assert "Traceback" not in printed
+
+
+def test_all_mistakes_of_a_matrix_at_once_without_terminal_codes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "m.yaml"
+    cells = '[{why: "w", engin: x, load: sinc, fault: {kind: reprot}, workload: {victim: p}, "\\e[31mEVIL": 1}]'
+    file.write_text(f"schema: 1\nname: n\nprompts: {{p: {{text: hello}}}}\ncells: {cells}\n")
+    code, printed = run(["list", "--matrix", str(file)], capsys)
+    assert code == 64
+    assert all(word in printed for word in ("engin", "sinc", "reprot", "cells.0.fault.kind", "did you mean report"))
+    assert "\x1b[31mEVIL" not in printed
+
+
+def test_attach_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    attach = ["--stack", "attach", "--runs", str(tmp_path / "runs"), "--evidence-dir", str(tmp_path)]
+    code, text = run(attach, capsys)
+    assert (code, "needs --url NAME=URL" in text) == (64, True)
+    code, text = run([*attach, "--url", "prefill=http://127.0.0.1:1"], capsys)
+    assert (code, "no --url for decode-baseline, decode-recompute" in text) == (64, True)
+
+
+def test_a_url_that_nobody_listens_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    services = ("prefill", "decode-baseline", "decode-recompute", "decode-fail")
+    urls = [word for service in services for word in ("--url", f"{service}=http://127.0.0.1:1")]
+    options = ["--stack", "attach", "--runs", str(tmp_path / "runs"), "--evidence-dir", str(tmp_path)]
+    code, text = run([*options, *urls], capsys)
+    assert code == 3
+    assert all(f"{service}: http://127.0.0.1:1" in text for service in services)
+    assert "Connection refused" in text
+
+
+def test_a_kv_folder_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    code, text = run(["--runs", str(tmp_path / "runs"), "--kv-dir", str(tmp_path / "file" / "kv")], capsys)
+    assert code == 64
+    assert "the KV folder cannot be written" in text
+
+
+def test_two_runs_in_one_second_have_folders_of_their_own(tmp_path: Path) -> None:
+    from datetime import UTC, datetime
+
+    now = datetime(2026, 11, 30, 15, 45, 1, tzinfo=UTC)
+    names = [RunFolder.create_new(tmp_path, now).path.name for _ in range(3)]
+    assert names == ["20261130-154501", "20261130-154501-2", "20261130-154501-3"]

@@ -1,0 +1,317 @@
+"""Cells whose fault is done to files: an honest engine is green, and each thing that can be wrong breaks its check."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+
+from harness.judge import judge
+from harness.records import (
+    Cell,
+    Evidence,
+    Observation,
+    OracleKey,
+    OracleKind,
+    Outcome,
+    Role,
+    Status,
+    Verdict,
+    VolumeFile,
+    VolumeRecord,
+)
+from harness.storage_kinds import REASONS, StorageKind
+from services.faults import FaultKind, LoadMode
+from services.journal import Event, EventName
+from tests.builders import (
+    BLOCK_COUNT,
+    BLOCK_SIZE,
+    PROMPTS,
+    VICTIM,
+    answer_with,
+    cell,
+    change_events,
+    event,
+    observation,
+    oracle_answer,
+    oracle_runs,
+    refused,
+    without,
+    wrong_answer,
+)
+from tests.storage_builders import storage_cell, storage_observation
+
+MISSING, FLIPPED, INDEX_MISSING = StorageKind.PAYLOAD_MISSING, StorageKind.FLIPPED_LAST, StorageKind.INDEX_MISSING
+MIDDLE = BLOCK_COUNT // 2
+VICTIM_TAG, CANARY_TAG, RELOAD_TAG = "tag-victim", "tag-canary", "tag-reload"
+
+Change = Callable[[Observation], Observation]
+
+
+def judged(of: Cell, seen: Observation) -> Verdict:
+    """The verdict of a cell whose controls are as they should be."""
+    kinds = (FaultKind.NONE, FaultKind.SILENT)
+    controls = tuple(cell(kind, load=of.load, policy=of.policy, name=f"control-{kind}") for kind in kinds)
+    cells = (*controls, of)
+    observations = [*map(observation, controls), seen]
+    return judge(cells, PROMPTS, oracle_runs(cells), observations, BLOCK_SIZE)[-1]
+
+
+def broken_checks(verdict: Verdict) -> set[str]:
+    return {finding.check for finding in verdict.findings if not finding.ok}
+
+
+GREEN = [
+    pytest.param(
+        storage_cell(kind, blocks, load=load, policy=policy, mix=mix), id=f"{policy}-{kind}-{load}-{blocks}-{mix}"
+    )
+    for policy in ("recompute", "fail")
+    for load in (LoadMode.SYNC, LoadMode.ASYNC)
+    for kind in (MISSING, FLIPPED, INDEX_MISSING)
+    for blocks in ("first", "middle", "last", "all", (1, 5))
+    for mix in (False, True)
+]
+
+
+@pytest.mark.parametrize("of", GREEN)
+def test_an_honest_engine_passes(of: Cell) -> None:
+    verdict = judged(of, storage_observation(of))
+    assert broken_checks(verdict) == set()
+    assert (verdict.outcome, verdict.status) == (of.expected, Status.PASS)
+
+
+@pytest.mark.parametrize("kind", REASONS)
+def test_every_kind_has_its_reason(kind: StorageKind) -> None:
+    of = storage_cell(kind)
+    assert judged(of, storage_observation(of)).outcome is Outcome.RECOVERED
+
+
+def test_only_a_miss_has_no_reason() -> None:
+    assert set(StorageKind) - set(REASONS) == {INDEX_MISSING}
+
+
+@pytest.mark.parametrize(
+    ("kind", "blocks", "counts"),
+    [
+        (MISSING, "all", Evidence(0, BLOCK_COUNT, BLOCK_COUNT, BLOCK_COUNT)),
+        (MISSING, "middle", Evidence(BLOCK_COUNT - 1, 1, 1, 1)),
+        (INDEX_MISSING, "middle", Evidence(MIDDLE, 0, 0, 1)),
+    ],
+)
+def test_evidence_counts(kind: StorageKind, blocks: str, counts: Evidence) -> None:
+    of = storage_cell(kind, blocks)
+    assert judged(of, storage_observation(of)).evidence == counts
+
+
+def answers(role: Role, kind: OracleKind, blocks: int = 0) -> Change:
+    """The role answers as another oracle of the victim's prompt."""
+    return lambda seen: answer_with(seen, role, oracle_answer(OracleKey("victim", kind, blocks)))
+
+
+def garbage(role: Role) -> Change:
+    return lambda seen: answer_with(seen, role, wrong_answer(VICTIM))
+
+
+def fails(role: Role) -> Change:
+    return lambda seen: answer_with(seen, role, refused())
+
+
+def drops(*names: EventName, tag: str = VICTIM_TAG) -> Change:
+    return lambda seen: change_events(seen, lambda e: None if e.name in names and e.request == tag else e)
+
+
+def changes(name: EventName, tag: str = VICTIM_TAG, **fields: object) -> Change:
+    def change(e: Event) -> Event:
+        return replace(e, **fields) if e.name is name and e.request == tag else e  # type: ignore[arg-type]
+
+    return lambda seen: change_events(seen, change)
+
+
+def adds(*events: Event) -> Change:
+    return lambda seen: replace(seen, events=(*seen.events, *events))
+
+
+def loads_damaged_bytes(seen: Observation) -> Observation:
+    """A connector that checks nothing: the block is loaded and nobody hears of it."""
+    seen = without(seen, EventName.READ_FAILED, EventName.FAILED, EventName.REPORTED)
+    return changes(EventName.LOADED, blocks=tuple(range(BLOCK_COUNT)))(seen)
+
+
+def digests(kind: str, blocks: tuple[int, ...]) -> tuple[str, ...]:
+    return tuple(f"{kind} {block}" for block in blocks)
+
+
+def with_digests(of: Cell, seen: Observation, damaged: str) -> Verdict:
+    """The verdict where journals have digests: the oracle's, and `damaged` for the victim's damaged block."""
+    runs = tuple(
+        replace(run, events=tuple(replace(e, digests=digests("sound", e.blocks)) for e in run.events))
+        for run in oracle_runs((of,))
+    )
+
+    def told(e: Event) -> Event:
+        if e.name is not EventName.LOADED:
+            return e
+        found = digests("sound", e.blocks)
+        return replace(
+            e, digests=tuple(damaged if d == f"sound {MIDDLE}" and e.request == VICTIM_TAG else d for d in found)
+        )
+
+    return judge((of,), PROMPTS, runs, [change_events(seen, told)], BLOCK_SIZE)[0]
+
+
+def test_damaged_bytes_that_were_loaded_are_red_and_not_just_unproven() -> None:
+    of = storage_cell(FLIPPED)
+    verdict = with_digests(of, garbage(Role.VICTIM)(loads_damaged_bytes(storage_observation(of))), "damaged")
+    assert verdict.outcome is Outcome.WRONG_OUTPUT
+
+
+def test_other_bytes_in_a_sound_block_are_red() -> None:
+    of = storage_cell(FLIPPED, "first")
+    verdict = with_digests(of, storage_observation(of), "other")
+    assert "same-bytes-loaded" in broken_checks(verdict)
+    assert verdict.outcome is Outcome.WRONG_OUTPUT
+
+
+def on_volume(**fields: object) -> Change:
+    return lambda seen: replace(seen, volume=replace(seen.volume, **fields))  # type: ignore[arg-type]
+
+
+def damage(**fields: object) -> Change:
+    return lambda seen: replace(
+        seen,
+        volume=replace(seen.volume, damages=tuple(replace(d, **fields) for d in seen.volume.damages)),  # type: ignore[arg-type]
+    )
+
+
+def without_reload(seen: Observation) -> Observation:
+    requests = tuple(record for record in seen.requests if record.planned.role is not Role.RELOAD)
+    return replace(drops(*EventName, tag=RELOAD_TAG)(seen), requests=requests)
+
+
+@dataclass(frozen=True)
+class Wrong:
+    name: str
+    change: Change
+    outcome: Outcome
+    broken: frozenset[str]
+    kind: StorageKind = FLIPPED
+    policy: str = "recompute"
+
+
+def wrong(
+    name: str, change: Change, outcome: Outcome, *broken: str, kind: StorageKind = FLIPPED, policy: str = "recompute"
+) -> Wrong:
+    return Wrong(name, change, outcome, frozenset(broken), kind, policy)
+
+
+UNPROVEN, UNREPORTED, POISONED, WRONG_OUTPUT = (
+    Outcome.UNPROVEN,
+    Outcome.UNREPORTED,
+    Outcome.POISONED,
+    Outcome.WRONG_OUTPUT,
+)
+CASES = (
+    wrong("nothing damaged", on_volume(damages=()), UNPROVEN, "fault-fired"),
+    wrong("file did not change", damage(during="sound"), UNPROVEN, "fault-fired"),
+    wrong("another block damaged", damage(block=0), UNPROVEN, "fault-fired"),
+    wrong("nothing loaded", changes(EventName.LOADED, blocks=()), UNPROVEN, "kv-loaded"),
+    wrong("a sound block not loaded", changes(EventName.LOADED, blocks=(0, 1, 2, 4, 5)), UNPROVEN, "kv-loaded"),
+    wrong("less offered", changes(EventName.LOOKUP, blocks=(0, 1)), UNPROVEN, "kv-loaded"),
+    wrong("a miss that was found", changes(EventName.LOOKUP, blocks=(0, 1)), UNPROVEN, "kv-loaded", kind=INDEX_MISSING),
+    wrong("no lookup at all", drops(EventName.LOOKUP), UNPROVEN, "kv-loaded", kind=INDEX_MISSING),
+    wrong("another block failed", adds(event(EventName.FAILED, VICTIM_TAG, (0,))), UNPROVEN, "nothing-else-failed"),
+    wrong("another block reported", adds(event(EventName.REPORTED, VICTIM_TAG, (0,))), UNPROVEN, "nothing-else-failed"),
+    wrong(
+        "a miss reported",
+        adds(event(EventName.REPORTED, VICTIM_TAG, (MIDDLE,))),
+        UNPROVEN,
+        "nothing-else-failed",
+        kind=INDEX_MISSING,
+    ),
+    wrong("reload reports", adds(event(EventName.REPORTED, RELOAD_TAG, (MIDDLE,))), UNPROVEN, "nothing-else-failed"),
+    wrong("reload missing", without_reload, UNPROVEN, "reload-sent"),
+    wrong("reload loads less", changes(EventName.LOADED, RELOAD_TAG, blocks=(0,)), UNPROVEN, "kv-loaded"),
+    wrong("damaged bytes unnoticed", loads_damaged_bytes, UNREPORTED, "failure-reported"),
+    wrong(
+        "damaged bytes used",
+        lambda seen: garbage(Role.VICTIM)(loads_damaged_bytes(seen)),
+        WRONG_OUTPUT,
+        "failure-reported",
+        "victim-equals-oracle",
+    ),
+    wrong("another reason", changes(EventName.READ_FAILED, reason="io"), UNREPORTED, "failure-reported"),
+    wrong("refused, not reported", drops(EventName.REPORTED), UNREPORTED, "failure-reported"),
+    wrong("reported, not refused", drops(EventName.READ_FAILED), UNREPORTED, "failure-reported"),
+    wrong("victim wrong", garbage(Role.VICTIM), WRONG_OUTPUT, "victim-equals-oracle"),
+    wrong("victim equals reuse", answers(Role.VICTIM, OracleKind.REUSE), WRONG_OUTPUT, "victim-equals-oracle"),
+    wrong("victim fails", fails(Role.VICTIM), WRONG_OUTPUT, "victim-equals-oracle"),
+    wrong("a miss fails", fails(Role.VICTIM), WRONG_OUTPUT, "victim-equals-oracle", kind=INDEX_MISSING, policy="fail"),
+    wrong(
+        "a miss equals reuse",
+        answers(Role.VICTIM, OracleKind.REUSE),
+        WRONG_OUTPUT,
+        "victim-equals-oracle",
+        kind=INDEX_MISSING,
+    ),
+    wrong("canary wrong", garbage(Role.CANARY), POISONED, "canary-equals-oracle"),
+    wrong("canary fails", fails(Role.CANARY), POISONED, "canary-equals-oracle"),
+    wrong(
+        "canary fails without a bad read",
+        drops(EventName.READ_FAILED, EventName.FAILED, EventName.REPORTED, EventName.PLANNED, tag=CANARY_TAG),
+        POISONED,
+        "canary-equals-oracle",
+        policy="fail",
+    ),
+    wrong("reload wrong", garbage(Role.RELOAD), POISONED, "reload-equals-oracle"),
+    wrong("reload recomputes", answers(Role.RELOAD, OracleKind.RECOMPUTE), POISONED, "reload-equals-oracle"),
+    wrong("reload fails", fails(Role.RELOAD), POISONED, "reload-equals-oracle", policy="fail"),
+    wrong("file not put back", damage(after="broken"), POISONED, "volume-unchanged"),
+    wrong(
+        "a file more",
+        lambda seen: on_volume(after=(*seen.volume.after, VolumeFile("x", 1)))(seen),
+        POISONED,
+        "volume-unchanged",
+    ),
+    wrong("a file less", lambda seen: on_volume(after=seen.volume.after[1:])(seen), POISONED, "volume-unchanged"),
+    wrong(
+        "a file of another size",
+        lambda seen: on_volume(after=(VolumeFile("blocks/0", 99), *seen.volume.after[1:]))(seen),
+        POISONED,
+        "volume-unchanged",
+    ),
+    wrong("no listing", on_volume(before=(), after=()), POISONED, "volume-unchanged"),
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_what_can_be_wrong(case: Wrong) -> None:
+    of = storage_cell(case.kind, policy=case.policy)
+    verdict = judged(of, case.change(storage_observation(of)))
+    assert (broken_checks(verdict), verdict.outcome) == (case.broken, case.outcome)
+
+
+def test_policy_fail_may_use_a_canary_that_is_right() -> None:
+    of = storage_cell(FLIPPED, policy="fail")
+    seen = answers(Role.CANARY, OracleKind.RECOMPUTE)(storage_observation(of))
+    assert judged(of, seen).status is Status.PASS
+
+
+@pytest.mark.parametrize("load", LoadMode.__members__.values())
+def test_a_bystander_must_not_fail(load: LoadMode) -> None:
+    if load is not LoadMode.OFF:
+        of = storage_cell(FLIPPED, policy="fail", load=load, mix=True)
+        assert judged(of, fails(Role.BYSTANDER)(storage_observation(of))).outcome is Outcome.COLLATERAL
+
+
+def test_a_control_in_storage_is_no_control() -> None:
+    controls = (replace(storage_cell(MISSING), control=True), cell(FaultKind.SILENT, name="control-silent"))
+    seen = [storage_observation(controls[0]), observation(controls[1])]
+    verdict = judge(controls, PROMPTS, oracle_runs(controls), seen, BLOCK_SIZE)[0]
+    assert "controls" in broken_checks(verdict)
+
+
+def test_other_cells_have_no_findings_about_storage() -> None:
+    verdict = judged(cell(FaultKind.REPORT), observation(cell(FaultKind.REPORT)))
+    assert not {"volume-unchanged", "reload-sent"} & {finding.check for finding in verdict.findings}
+    assert observation(cell()).volume == VolumeRecord()
