@@ -245,6 +245,9 @@ def main() -> int:
         return EXIT_USAGE
     if chosen.embedded:
         model.ensure(chosen.model_dir)
+    elif chosen.model_is_local and not Path(chosen.model).is_dir():
+        print(f"kvproof engine: KVPROOF_MODEL: there is no folder {chosen.model}", file=sys.stderr)
+        return EXIT_USAGE
     server = tuple(command(os.environ))
     print(shlex.join(server), flush=True)
     write_info(chosen, server)
