@@ -165,13 +165,18 @@ def observation(of: Cell, *, canary: bool = True) -> Observation:
     if canary and of.fault.kind is not FaultKind.SILENT:
         planned += (request(Role.CANARY, of.load, stream=of.requests[0].stream),)
     records = tuple(RequestRecord(p, tag_of(p), 0.0, _answer(of, p)) for p in planned)
+    return quiet(of, records, (e for record in records for e in _events(of, record)))
+
+
+def quiet(of: Cell, records: tuple[RequestRecord, ...], events: Iterable[Event]) -> Observation:
+    """These requests and events on an engine that was idle before and is again."""
     return Observation(
         cell_id=of.id,
         requests=records,
         before=IDLE,
         after=IDLE,
         settled=True,
-        events=tuple(e for record in records for e in _events(of, record)),
+        events=tuple(events),
         log_lines=(),
         started_at_s=0.0,
         duration_s=1.0,

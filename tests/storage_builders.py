@@ -23,13 +23,13 @@ from services.journal import Event, EventName
 from tests.builders import (
     BLOCK_COUNT,
     BLOCK_SIZE,
-    IDLE,
     PROMPTS,
     SHARED_COUNT,
     VICTIM,
     cell,
     event,
     oracle_answer,
+    quiet,
     refused,
     request,
     tag_of,
@@ -61,20 +61,9 @@ def storage_observation(of: Cell) -> Observation:
     victim = of.requests[0]
     planned = (*of.requests, request(Role.CANARY, victim.load), request(Role.RELOAD, victim.load, prompt_id="victim"))
     records = tuple(RequestRecord(p, tag_of(p), 0.0, _answer(of, p)) for p in planned)
-    return Observation(
-        cell_id=of.id,
-        requests=records,
-        before=IDLE,
-        after=IDLE,
-        settled=True,
-        events=tuple(e for record in records for e in _events(of, record)),
-        log_lines=(),
-        started_at_s=0.0,
-        duration_s=1.0,
-        volume=VolumeRecord(
-            tuple(Damage(b, f"blocks/{b}", "sound", "broken", "sound") for b in chosen(of)), FILES, FILES
-        ),
-    )
+    damages = tuple(Damage(b, f"blocks/{b}", "sound", "broken", "sound") for b in chosen(of))
+    seen = quiet(of, records, (e for record in records for e in _events(of, record)))
+    return replace(seen, volume=VolumeRecord(damages, FILES, FILES))
 
 
 def chosen(of: Cell) -> tuple[int, ...]:
