@@ -13,8 +13,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import NamedTuple, TypeVar
 
@@ -25,22 +24,21 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel, ValidationError
 from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_fixed
 
+from harness.completions import Departure, Draft, first_problem, path_and_body, refusal
 from harness.errors import HarnessError, StackError
-from harness.records import Completion, TokenChoice
-from services.faults import LoadControl, to_params
+from harness.records import Completion, Prompt
+from services.faults import LoadControl
 
-TOP_COUNT = 5
 CALL_TIMEOUT_S = 10.0
 HEALTH_TIMEOUT_S = 1.0
 RESET_TIMEOUT_S = 5.0
 RESET_POLL_S = 0.1
-ERROR_CHARS_MAX = 500
 EVENT_PREFIX = b"data: "
 STREAM_END = b"[DONE]"
-TOKEN_PREFIX = "token_id:"
 METRICS_USED = (
     "vllm:num_requests_running",
     "vllm:num_requests_waiting",
+    "vllm:num_preemptions",
     "vllm:kv_cache_usage_perc",
     "vllm:cache_config_info",
 )
@@ -49,39 +47,13 @@ Shape = TypeVar("Shape", bound=BaseModel)
 
 
 class QueueState(NamedTuple):
-    """Requests running and waiting, and the share of KV blocks held by requests (0..1)."""
+    """Requests running and waiting, the share of KV blocks held by requests (0..1), and how often requests were
+    preempted since the engine started."""
 
     running_count: int
     waiting_count: int
     cache_usage: float
-
-
-class _Logprobs(BaseModel):
-    top_logprobs: list[dict[str, float] | None]
-
-
-class _Choice(BaseModel):
-    text: str = ""
-    token_ids: list[int] | None = None
-    finish_reason: str | None = None
-    logprobs: _Logprobs | None = None
-
-
-class _Usage(BaseModel):
-    prompt_tokens: int = 0
-
-
-class _Error(BaseModel):
-    message: str
-    type: str = "error"
-
-
-class _Answer(BaseModel):
-    """A whole completion, one event of a stream, or a refusal."""
-
-    choices: list[_Choice] = []
-    usage: _Usage | None = None
-    error: _Error | None = None
+    preemption_count: int
 
 
 class _Tokens(BaseModel):
@@ -108,70 +80,6 @@ class _Reset(BaseModel):
     success: bool
 
 
-@dataclass
-class _Draft:
-    """A completion while it arrives."""
-
-    began_s: float
-    deadline_s: float
-    status_code: int = 0
-    error: str = ""
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    finish_reason: str = ""
-    top: list[tuple[TokenChoice, ...]] = field(default_factory=list)
-    prompt_token_count: int = 0
-    ttft_s: float = 0.0
-    timed_out: bool = False
-    broken_off: bool = False
-
-    def elapsed_s(self) -> float:
-        return time.monotonic() - self.began_s
-
-    def remaining_s(self) -> float:
-        return self.deadline_s - self.elapsed_s()
-
-    def add(self, data: bytes) -> None:
-        """Take in a whole answer or one stream event. Raises ValidationError for what no engine sends."""
-        answer = _Answer.model_validate_json(data)
-        if answer.error:
-            self.error = f"{answer.error.type}: {answer.error.message}"
-        if answer.usage:
-            self.prompt_token_count = answer.usage.prompt_tokens
-        for choice in answer.choices:
-            self._add_choice(choice)
-
-    def _add_choice(self, choice: _Choice) -> None:
-        self.text += choice.text
-        self.token_ids += choice.token_ids or []
-        self.finish_reason = choice.finish_reason or self.finish_reason
-        if choice.logprobs:
-            self.top += [_top_list(entry or {}) for entry in choice.logprobs.top_logprobs]
-
-    def break_off(self, error: str) -> None:
-        self.broken_off = True
-        self.error = error
-
-    def time_out(self) -> None:
-        self.timed_out = True
-        self.error = f"no complete answer within {self.deadline_s:g} s"
-
-    def to_completion(self) -> Completion:
-        return Completion(
-            status_code=self.status_code,
-            error=self.error,
-            text=self.text,
-            token_ids=tuple(self.token_ids),
-            finish_reason=self.finish_reason,
-            top=tuple(self.top),
-            prompt_token_count=self.prompt_token_count,
-            ttft_s=self.ttft_s,
-            duration_s=self.elapsed_s(),
-            timed_out=self.timed_out,
-            broken_off=self.broken_off,
-        )
-
-
 class EngineClient:
     """One engine. Safe to use from several threads."""
 
@@ -182,42 +90,50 @@ class EngineClient:
 
     def complete(
         self,
-        prompt_token_ids: tuple[int, ...],
+        prompt: Prompt,
         control: LoadControl,
         *,
         max_tokens: int,
         stream: bool,
         deadline_s: float,
+        chat: bool = False,
+        departure: Departure | None = None,
     ) -> Completion:
         """Generate greedily; the connector gets `control`. Sent once, never again.
 
         Never raises for what the engine does. `status_code` is the HTTP status, 0 where no answer began; a
         stream that broke off keeps its status and the tokens that came. Once `deadline_s` seconds have passed
-        the connection is closed, which makes the engine abort the request, and `timed_out` is set.
+        the connection is closed, which makes the engine abort the request, and `timed_out` is set; when the client
+        leaves through `departure` likewise, and `gave_up` is set.
         """
-        draft = _Draft(time.monotonic(), deadline_s)
+        draft = Draft(time.monotonic(), deadline_s)
         try:
-            body = _completion_body(self.model_name(deadline_s), prompt_token_ids, control, max_tokens, stream)
-            self._exchange(draft, body, control.tag)
+            path, body = path_and_body(
+                self.model_name(deadline_s), prompt, control, max_tokens=max_tokens, stream=stream, chat=chat
+            )
+            self._exchange(draft, path, body, control.tag, departure or Departure())
         except ValidationError as error:
-            draft.break_off(f"the answer cannot be read: {_first_problem(error)}")
+            draft.break_off(f"the answer cannot be read: {first_problem(error)}")
         except (StackError, requests.RequestException, urllib3.exceptions.HTTPError) as error:
             draft.break_off(root_cause(error))
-        if draft.timed_out or draft.remaining_s() <= 0:
+        if draft.gave_up:
+            draft.give_up()
+        elif draft.timed_out or draft.remaining_s() <= 0:
             draft.time_out()
         return draft.to_completion()
 
-    def _exchange(self, draft: _Draft, body: dict[str, object], tag: str) -> None:
+    def _exchange(self, draft: Draft, path: str, body: dict[str, object], tag: str, departure: Departure) -> None:
         headers = {"X-Request-Id": tag} if tag else {}
-        url, timeout_s = f"{self.base_url}/v1/completions", max(draft.remaining_s(), 0.001)
+        url, timeout_s = f"{self.base_url}{path}", max(draft.remaining_s(), 0.001)
         with (
             _session() as session,
             session.post(url, json=body, headers=headers, stream=True, timeout=timeout_s) as response,
             _cut_off_at_deadline(draft, response),
+            departure.closing(lambda: _hang_up(response, draft.give_up)),
         ):
             draft.status_code = response.status_code
             if response.status_code != 200:
-                draft.error = _refusal(response.content)
+                draft.error = refusal(response.content)
             elif body["stream"]:
                 _receive_stream(draft, response)
             else:
@@ -226,6 +142,12 @@ class EngineClient:
     def tokenize(self, text: str) -> tuple[int, ...]:
         """The token ids of `text` as a prompt, the model's own special tokens included."""
         return self._ask(_Tokens, "POST", "/tokenize", {"model": self.model_name(), "prompt": text}).tokens
+
+    def tokenize_chat(self, message: str) -> tuple[int, ...]:
+        """The token ids of the prompt that the model's chat template makes of a user's message. Raises StackError
+        where the model has no such template."""
+        messages = [{"role": "user", "content": message}]
+        return self._ask(_Tokens, "POST", "/tokenize", {"model": self.model_name(), "messages": messages}).tokens
 
     def detokenize(self, token_ids: tuple[int, ...]) -> str:
         return self._ask(_Text, "POST", "/detokenize", {"model": self.model_name(), "tokens": list(token_ids)}).prompt
@@ -293,9 +215,10 @@ class EngineClient:
         """Now, from /metrics: counts over all engine cores, usage of the fullest."""
         metrics = self._metrics()
         return QueueState(
-            running_count=int(sum(sample.value for sample in metrics["vllm:num_requests_running"].samples)),
-            waiting_count=int(sum(sample.value for sample in metrics["vllm:num_requests_waiting"].samples)),
+            running_count=int(_total(metrics["vllm:num_requests_running"])),
+            waiting_count=int(_total(metrics["vllm:num_requests_waiting"])),
             cache_usage=max(sample.value for sample in metrics["vllm:kv_cache_usage_perc"].samples),
+            preemption_count=int(_total(metrics["vllm:num_preemptions"])),
         )
 
     @cached_property
@@ -333,14 +256,14 @@ class EngineClient:
 
     def _check(self, response: requests.Response) -> requests.Response:
         if response.status_code != 200:
-            raise StackError(f"{response.url}: HTTP {response.status_code}: {_refusal(response.content)}")
+            raise StackError(f"{response.url}: HTTP {response.status_code}: {refusal(response.content)}")
         return response
 
     def _read(self, shape: type[Shape], response: requests.Response) -> Shape:
         try:
             return shape.model_validate_json(response.content)
         except ValidationError as error:
-            raise StackError(f"{response.url}: not what vLLM answers here: {_first_problem(error)}") from None
+            raise StackError(f"{response.url}: not what vLLM answers here: {first_problem(error)}") from None
 
 
 def root_cause(error: BaseException) -> str:
@@ -360,36 +283,11 @@ def _session() -> requests.Session:
     return session
 
 
-def _completion_body(
-    model: str, prompt_token_ids: tuple[int, ...], control: LoadControl, max_tokens: int, stream: bool
-) -> dict[str, object]:
-    body: dict[str, object] = {
-        "model": model,
-        "prompt": list(prompt_token_ids),
-        "max_tokens": max_tokens,
-        "temperature": 0,
-        "seed": 0,
-        "logprobs": TOP_COUNT,
-        "return_tokens_as_token_ids": True,
-        "return_token_ids": True,
-        "kv_transfer_params": to_params(control),
-        "stream": stream,
-    }
-    return {**body, "stream_options": {"include_usage": True}} if stream else body
-
-
 @contextlib.contextmanager
-def _cut_off_at_deadline(draft: _Draft, response: requests.Response) -> Iterator[None]:
+def _cut_off_at_deadline(draft: Draft, response: requests.Response) -> Iterator[None]:
     """Ends a read that is still going on at the deadline, however many bytes trickle in: a socket timeout
     starts anew with each of them."""
-
-    def cut_off() -> None:
-        draft.time_out()
-        # ValueError, RuntimeError, OSError: the last byte has just been read and the connection is given back.
-        with contextlib.suppress(ValueError, RuntimeError, OSError):
-            response.raw.shutdown()
-
-    timer = threading.Timer(max(draft.remaining_s(), 0), cut_off)
+    timer = threading.Timer(max(draft.remaining_s(), 0), _hang_up, (response, draft.time_out))
     timer.daemon = True
     timer.start()
     try:
@@ -398,7 +296,14 @@ def _cut_off_at_deadline(draft: _Draft, response: requests.Response) -> Iterator
         timer.cancel()
 
 
-def _receive_stream(draft: _Draft, response: requests.Response) -> None:
+def _hang_up(response: requests.Response, note: Callable[[], None]) -> None:
+    note()
+    # ValueError, RuntimeError, OSError: the last byte has just been read and the connection is given back.
+    with contextlib.suppress(ValueError, RuntimeError, OSError):
+        response.raw.shutdown()
+
+
+def _receive_stream(draft: Draft, response: requests.Response) -> None:
     for line in response.iter_lines():
         if not line.startswith(EVENT_PREFIX):
             continue
@@ -412,22 +317,6 @@ def _receive_stream(draft: _Draft, response: requests.Response) -> None:
         draft.break_off("the stream ended without [DONE]")
 
 
-def _top_list(entry: dict[str, float]) -> tuple[TokenChoice, ...]:
-    choices = [TokenChoice(int(name.removeprefix(TOKEN_PREFIX)), logprob) for name, logprob in entry.items()]
-    return tuple(sorted(choices, key=lambda choice: (-choice.logprob, choice.token_id)))
-
-
-def _refusal(content: bytes) -> str:
-    """The message in an error body, or the body itself where it is not vLLM's."""
-    try:
-        error = _Answer.model_validate_json(content).error
-    except ValidationError:
-        error = None
-    if error:
-        return f"{error.type}: {error.message}"
-    return content[:ERROR_CHARS_MAX].decode(errors="replace") or "empty answer"
-
-
-def _first_problem(error: ValidationError) -> str:
-    problem = error.errors(include_url=False)[0]
-    return f"{problem['msg']} @ {'.'.join(map(str, problem['loc'])) or 'the whole'}"
+def _total(metric: Metric) -> float:
+    """Over all engine cores; a counter's samples of when it was created are none of its values."""
+    return sum(sample.value for sample in metric.samples if not sample.name.endswith("_created"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -15,12 +16,9 @@ from harness.matrix_file import (
     WorkloadEntry,
     choose,
 )
-from harness.records import PromptSpec
+from harness.records import BASELINE, PromptSpec
 from harness.storage_kinds import StorageKind
 from services.faults import ASYNC_KINDS, SYNC_KINDS, WHOLE_LOAD_KINDS, FaultKind
-
-BASELINE_ENGINE = "decode-baseline"
-"""The engine that the oracles are measured on; it has no fault injector."""
 
 
 def fault_keys(kind: FaultKind | StorageKind) -> tuple[str, ...]:
@@ -46,19 +44,34 @@ def prompt_problems(specs: Mapping[str, PromptSpec], prompt_ids: Sequence[str]) 
     for spec in specs.values():
         yield from _sharing_problems(spec, specs, prompt_ids)
         yield from _secret_problems(spec, specs)
+        if spec.chat and (spec.token_count or spec.share_with):
+            hint = "a chat template decides about its tokens"
+            yield Problem("a chat prompt has neither token_count nor share_with", ("prompts", spec.id), hint)
 
 
 def entry_problems(
-    entry: CellsEntry, at: Location, specs: Mapping[str, PromptSpec], prompt_ids: Sequence[str]
+    entry: CellsEntry,
+    at: Location,
+    specs: Mapping[str, PromptSpec],
+    prompt_ids: Sequence[str],
+    engines: Sequence[str],
 ) -> Iterator[Problem]:
     """What is wrong in one entry of `cells`, which is at location `at`."""
+    yield from _engine_problems(entry, (*at, "engine"), engines)
     yield from _fault_problems(entry.fault, (*at, "fault"))
     yield from _mode_problems(entry, at)
     yield from _shape_problems(entry.workload, (*at, "workload"))
     yield from _reference_problems(entry.workload, (*at, "workload"), prompt_ids)
     yield from _prefix_problems(entry.workload, (*at, "workload"), specs)
-    if BASELINE_ENGINE in entry.engine and entry.fault.kind != (FaultKind.NONE,):
-        yield Problem(f"{BASELINE_ENGINE} has no fault injector", (*at, "engine"), "valid with kind none only")
+    yield from _chat_problems(entry.workload, (*at, "workload"), specs)
+
+
+def _engine_problems(entry: CellsEntry, at: Location, engines: Sequence[str]) -> Iterator[Problem]:
+    for engine in entry.engine:
+        if engine not in engines:
+            yield Problem(f"unknown engine {engine!r}", at, choose(engine, engines))
+    if BASELINE in entry.engine and entry.fault.kind != (FaultKind.NONE,):
+        yield Problem(f"{BASELINE} has no fault injector", at, "valid with kind none only")
 
 
 def _sharing_problems(
@@ -111,20 +124,47 @@ def _mode_problems(entry: CellsEntry, at: Location) -> Iterator[Problem]:
 
 def _shape_problems(workload: WorkloadEntry, at: Location) -> Iterator[Problem]:
     sharers, bystanders = len(workload.sharers), len(workload.bystanders)
-    if workload.kind == "single" and sharers + bystanders > 0:
-        yield Problem("single is a victim alone", at, "sharers and bystanders belong to kind mix and group")
-    if workload.kind == "mix" and (sharers, bystanders) != (1, 1):
+    others = sharers + bystanders + len(workload.ahead) + len(workload.late) + len(workload.then) + workload.copies - 1
+    if workload.kind == "single" and others > 0:
+        yield Problem("single is a victim alone", at, "other requests belong to kind mix, twin, late and group")
+    if workload.kind == "mix" and (sharers, bystanders, others) != (1, 1, 2):
         yield Problem(f"mix with {sharers} sharers and {bystanders} bystanders", at, "one of each, or kind group")
-    if workload.kind == "group" and sharers + bystanders == 0:
-        yield Problem("a group of one", at, "name sharers or bystanders, or use kind single")
+    if workload.kind == "twin" and others > 0:
+        yield Problem("twin is the victim's prompt twice", at, "other requests belong to kind group")
+    if workload.kind == "late" and (len(workload.late), others) != (1, 1):
+        yield Problem("late is a victim, and one request during its repair", at, "name it with late, or use kind group")
+    if workload.kind == "group" and others == 0:
+        yield Problem("a group of one", at, "name other requests, or use kind single")
+    if workload.bystander_deadline_s and not bystanders:
+        yield Problem("there are no bystanders", (*at, "bystander_deadline_s"), "name them, or leave this out")
 
 
 def _reference_problems(workload: WorkloadEntry, at: Location, prompt_ids: Sequence[str]) -> Iterator[Problem]:
-    named = {"victim": workload.victim, "sharers": workload.sharers, "bystanders": workload.bystanders}
-    for field, names in named.items():
+    for field, names in _named(workload).items():
         for name in names:
             if name not in prompt_ids:
                 yield Problem(f"unknown prompt {name!r}", (*at, field), choose(name, prompt_ids))
+
+
+def _named(workload: WorkloadEntry) -> dict[str, tuple[str, ...]]:
+    """The prompts of each key that names some."""
+    return {
+        "victim": workload.victim,
+        "ahead": workload.ahead,
+        "sharers": workload.sharers,
+        "bystanders": workload.bystanders,
+        "late": workload.late,
+        "then": workload.then,
+    }
+
+
+def _chat_problems(workload: WorkloadEntry, at: Location, specs: Mapping[str, PromptSpec]) -> Iterator[Problem]:
+    """Through the chat API only what a chat template made can be said, and the same tokens are a prompt as well."""
+    if "chat" not in workload.api:
+        return
+    for name in itertools.chain(*_named(workload).values()):
+        if name in specs and not specs[name].chat:
+            yield Problem(f"prompt {name} is no chat", (*at, "api"), f"give {name} chat: true")
 
 
 def _prefix_problems(workload: WorkloadEntry, at: Location, specs: Mapping[str, PromptSpec]) -> Iterator[Problem]:

@@ -75,7 +75,6 @@ Blocks = Annotated[BlockSelector, BeforeValidator(_as_selector)]
 Times = Annotated[int, BeforeValidator(_as_times), Field(ge=1)]
 Kind = Annotated[FaultKind | StorageKind, PlainValidator(_as_kind)]
 Word = Annotated[str, Field(pattern=WORD_PATTERN)]
-EngineName = Literal["decode-recompute", "decode-fail", "decode-baseline"]
 
 
 class Entry(BaseModel):
@@ -109,6 +108,8 @@ class PromptEntry(Entry):
     secret: str = ""
     share_with: str = ""
     shared_blocks: int = Field(0, ge=0)
+    chat: bool = False
+    unstored: bool = False
 
 
 class FaultEntry(Entry):
@@ -121,13 +122,23 @@ class FaultEntry(Entry):
 
 
 class WorkloadEntry(Entry):
-    """Which requests are sent at the same time: the victim, then sharers, then bystanders."""
+    """Which requests a cell sends, and when. `copies`: so often the victim's request is sent, each with the fault.
+    `ahead`, `late`, `then`: requests that are sent before the victim, during its repair, and after its client has
+    gone; `bystander_deadline_s` is for `bystanders`."""
 
-    kind: Literal["single", "mix", "group"] = "single"
+    kind: Literal["single", "mix", "twin", "late", "group"] = "single"
     victim: Axis[str]
+    copies: int = Field(1, ge=1, le=64)
+    ahead: Names = ()
     sharers: Names = ()
     bystanders: Names = ()
+    late: Names = ()
+    then: Names = ()
+    gives_up: Literal["loading", "repair"] | None = None
+    preempts: bool = False
+    bystander_deadline_s: float = Field(0, ge=0, le=3600)
     stream: Axis[bool] = (False,)
+    api: Axis[Literal["completions", "chat"]] = ("completions",)
 
 
 class CellsEntry(Entry):
@@ -136,7 +147,7 @@ class CellsEntry(Entry):
     why: str = Field(min_length=1)
     name: Word | None = None
     report: str = Field("", pattern=r"^([\w.-]+(/[\w.-]+)?#\d+)?$")
-    engine: Axis[EngineName]
+    engine: Axis[str]
     load: Axis[Literal["sync", "async"]]
     fault: FaultEntry = FaultEntry()
     workload: WorkloadEntry

@@ -62,6 +62,11 @@ def acceptable(
             return (_untouched(cell, request),)
 
 
+def victim_of(cell: Cell) -> PlannedRequest:
+    """The request whose load is broken; of copies the first one."""
+    return next(request for request in cell.requests if request.role is Role.VICTIM)
+
+
 def first_bad_block(cell: Cell, prompt: Prompt) -> int | None:
     """The first block that the cell's fault spoils, of `prompt` loaded whole; None where it spoils none."""
     if cell.storage:
@@ -75,7 +80,7 @@ def shared_bad_block(cell: Cell, request: PlannedRequest, prompts: Mapping[str, 
     vLLM publishes the blocks of a sync load before they are loaded, those of an async load only afterwards; with
     async loads every request fills blocks of its own. A damaged file is bad for everyone who loads it.
     """
-    victim = _victim(cell)
+    victim = victim_of(cell)
     if victim.load is not LoadMode.SYNC and not cell.storage:
         return None
     bad = first_bad_block(cell, prompts[victim.prompt_id])
@@ -103,11 +108,11 @@ def oracle_block_count(key: OracleKey, prompt: Prompt) -> int:
 
 
 def reuse(cell: Cell, prompt_id: str) -> OracleKey:
-    return OracleKey(prompt_id, OracleKind.REUSE, max_tokens=cell.max_tokens)
+    return OracleKey(prompt_id, OracleKind.REUSE, 0, cell.max_tokens, cell.oracle_engine)
 
 
 def recompute(cell: Cell, prompt_id: str) -> OracleKey:
-    return OracleKey(prompt_id, OracleKind.RECOMPUTE, max_tokens=cell.max_tokens)
+    return OracleKey(prompt_id, OracleKind.RECOMPUTE, 0, cell.max_tokens, cell.oracle_engine)
 
 
 def _needed_for(cell: Cell, prompts: Mapping[str, Prompt], block_size: int) -> Iterator[OracleKey]:
@@ -143,14 +148,9 @@ def _for_canary(cell: Cell, request: PlannedRequest, prompts: Mapping[str, Promp
     """The canary finds what the victim left in the engine's prefix cache: loaded, repaired, or nothing."""
     if cell.fault.kind is FaultKind.SILENT:
         return ()
-    of_victim = _for_victim(cell, _victim(cell), prompts) if request.prompt_id == _victim(cell).prompt_id else ()
+    of_victim = _for_victim(cell, victim_of(cell), prompts) if request.prompt_id == victim_of(cell).prompt_id else ()
     keys = (*of_victim, reuse(cell, request.prompt_id), recompute(cell, request.prompt_id))
     return tuple(dict.fromkeys(keys))
-
-
-def _victim(cell: Cell) -> PlannedRequest:
-    """The request whose load is broken; in a cell without a fault the first one."""
-    return next(r for r in cell.requests if r.fault == cell.fault)
 
 
 def _first_bad_block(fault: Fault, prompt: Prompt) -> int | None:
@@ -168,4 +168,4 @@ def _good_until(cell: Cell, request: PlannedRequest, bad_block: int) -> OracleKe
     """What a request gives that keeps the blocks before `bad_block` and computes the rest."""
     if bad_block == 0:
         return recompute(cell, request.prompt_id)
-    return OracleKey(request.prompt_id, OracleKind.PARTIAL, bad_block, cell.max_tokens)
+    return OracleKey(request.prompt_id, OracleKind.PARTIAL, bad_block, cell.max_tokens, cell.oracle_engine)

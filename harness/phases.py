@@ -20,6 +20,7 @@ from harness.judge import cell_judge, exit_code, judge
 from harness.known_issues import KnownIssue, with_known_issues
 from harness.oracles import needed
 from harness.records import (
+    BASELINE,
     Cell,
     Observation,
     OracleKey,
@@ -33,7 +34,7 @@ from harness.records import (
     Verdict,
     Versions,
 )
-from harness.runner import BASELINE, PREFILL, Runner
+from harness.runner import PREFILL, Runner
 from harness.stack import Stack
 from harness.storage import RunFolder
 from harness.workload import build_prompts
@@ -208,8 +209,7 @@ def _describe(stack: Stack, folder: RunFolder, invocation: Invocation) -> RunInf
 
 
 def _prompts(plan: Plan, stack: Stack, block_size: int) -> Mapping[str, Prompt]:
-    client = stack.client(PREFILL)
-    return build_prompts(plan.prompts, client.tokenize, client.detokenize, block_size)
+    return build_prompts(plan.prompts, stack.client(PREFILL), block_size)
 
 
 def _prefill(runner: Runner, plan: Plan, prompts: Mapping[str, Prompt]) -> None:

@@ -10,7 +10,7 @@ import difflib
 import fnmatch
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.errors import UsageError
@@ -28,26 +28,27 @@ from harness.matrix_file import (
     report,
 )
 from harness.oracles import BROKEN_KINDS
-from harness.records import Cell, Outcome, Plan, PlannedRequest, PromptSpec, Role
+from harness.records import Cell, Engine, Moment, Outcome, Plan, PlannedRequest, PromptSpec, Role
 from harness.storage_kinds import StorageFault, StorageKind
 from services.faults import ALWAYS, BREACH_KINDS, NO_FAULT, BlockSelector, Fault, FaultKind, LoadMode
-
-POLICIES = {"decode-recompute": "recompute", "decode-fail": "fail", "decode-baseline": "recompute"}
-"""The kv_load_failure_policy of every engine that can run a cell."""
-
 
 ROBUSTNESS = "robustness"
 """The group of cells in which the connector breaks its contract on purpose."""
 
 
-def load_plan(path: Path) -> Plan:
-    """The plan in a matrix file: its cells in the order of the file, and the prompts that they use.
+Engines = Mapping[str, Engine]
+"""By service."""
+
+
+def load_plan(path: Path, engines: Engines) -> Plan:
+    """The plan in a matrix file: its cells in the order of the file, and the prompts that they use. Its cells run on
+    `engines`.
 
     Raises UsageError that lists every problem of the file.
     """
     document = parse(path)
     problems = [Problem(f"{at[-1]} is given twice", at) for at in document.repeated]
-    plan = _plan(document.root, problems)
+    plan = _plan(document.root, engines, problems)
     if problems:
         raise UsageError(report(path, document, problems))
     return plan
@@ -81,7 +82,7 @@ def _keep(plan: Plan, cell_ids: set[str]) -> Plan:
     return replace(plan, cells=cells, prompts=tuple(spec for spec in plan.prompts if spec.id in used))
 
 
-def _plan(root: object, problems: list[Problem]) -> Plan:
+def _plan(root: object, engines: Engines, problems: list[Problem]) -> Plan:
     """The plan, complete if `problems` stays empty; prompts and entries are checked even if the top is wrong."""
     top = checked(MatrixFile, root, (), problems)
     raw_prompts, raw_cells = _sections(root)
@@ -91,8 +92,8 @@ def _plan(root: object, problems: list[Problem]) -> Plan:
     cells: dict[str, Cell] = {}
     for index, raw in enumerate(raw_cells):
         if entry := checked(CellsEntry, raw, ("cells", index), problems):
-            problems += entry_problems(entry, ("cells", index), specs, tuple(prompts))
-            problems += _add(cells, _expand(entry), ("cells", index))
+            problems += entry_problems(entry, ("cells", index), specs, tuple(prompts), tuple(engines))
+            problems += _add(cells, _expand(entry, engines), ("cells", index))
     return _keep(Plan(top.name if top else "", tuple(specs.values()), tuple(cells.values())), set(cells))
 
 
@@ -106,7 +107,16 @@ def _sections(root: object) -> tuple[Mapping[str, object], Sequence[object]]:
 def _spec(prompt_id: str, entry: PromptEntry) -> PromptSpec:
     repeated = entry.repeat.text * entry.repeat.count if entry.repeat else ""
     text = repeated + entry.text
-    return PromptSpec(prompt_id, text, entry.token_count, entry.secret, entry.share_with, entry.shared_blocks)
+    return PromptSpec(
+        prompt_id,
+        text,
+        entry.token_count,
+        entry.secret,
+        entry.share_with,
+        entry.shared_blocks,
+        entry.chat,
+        entry.unstored,
+    )
 
 
 def _add(cells: dict[str, Cell], new: Iterable[Cell], at: Location) -> Iterator[Problem]:
@@ -118,18 +128,25 @@ def _add(cells: dict[str, Cell], new: Iterable[Cell], at: Location) -> Iterator[
         cells[cell.id] = cell
 
 
-def _expand(entry: CellsEntry) -> Iterator[Cell]:
-    for engine, load, victim, stream, (fault, words) in itertools.product(
-        entry.engine, entry.load, entry.workload.victim, entry.workload.stream, _faults(entry.fault)
+def _expand(entry: CellsEntry, engines: Engines) -> Iterator[Cell]:
+    """The entry's cells on those of its engines that there are."""
+    workload = entry.workload
+    for engine, load, victim, stream, api, (fault, words) in itertools.product(
+        [engines[name] for name in entry.engine if name in engines],
+        map(LoadMode, entry.load),
+        workload.victim,
+        workload.stream,
+        workload.api,
+        _faults(entry.fault),
     ):
-        mode = LoadMode(load)
+        shape = _Shape(victim, load, stream, api == "chat")
         yield Cell(
-            id=_cell_id(entry, engine, mode, victim, stream, fault, words),
-            engine=engine,
-            policy=POLICIES[engine],
-            load=mode,
-            requests=_requests(entry.workload, mode, victim, stream, fault),
-            expected=Outcome(entry.expect) if entry.expect else _expected(fault, POLICIES[engine]),
+            id=_cell_id(entry, engine, shape, fault, words),
+            engine=engine.service,
+            policy=engine.policy,
+            load=load,
+            requests=_requests(workload, shape, fault),
+            expected=Outcome(entry.expect) if entry.expect else _expected(fault, engine.policy),
             why=" ".join(entry.why.split()),
             max_tokens=entry.max_tokens,
             deadline_s=entry.deadline_s,
@@ -137,7 +154,19 @@ def _expand(entry: CellsEntry) -> Iterator[Cell]:
             report=entry.report,
             group=ROBUSTNESS if fault.kind in BREACH_KINDS else "",
             storage=fault if isinstance(fault, StorageFault) else None,
+            oracle_engine=engine.oracle_engine,
+            preempts=workload.preempts,
         )
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """One combination of the axes that a cell's requests have in common."""
+
+    victim: str
+    load: LoadMode
+    stream: bool
+    chat: bool
 
 
 def _faults(entry: FaultEntry) -> Iterator[tuple[Fault | StorageFault, tuple[str, ...]]]:
@@ -171,40 +200,50 @@ def _fault_words(blocks: BlockSelector | None, times: int | None, delay_s: float
 
 
 def _cell_id(
-    entry: CellsEntry,
-    engine: str,
-    load: LoadMode,
-    victim: str,
-    stream: bool,
-    fault: Fault | StorageFault,
-    words: Iterable[str],
+    entry: CellsEntry, engine: Engine, shape: _Shape, fault: Fault | StorageFault, words: Iterable[str]
 ) -> str:
     """`policy-kind-load`, then only what tells the cell from its neighbours."""
     workload = entry.workload
     return "-".join(
         [
-            engine.removeprefix("decode-"),
+            engine.service.removeprefix("decode-"),
             fault.kind,
-            load,
+            shape.load,
             *words,
             *([workload.kind] if workload.kind != "single" else []),
-            *([victim] if len(workload.victim) > 1 else []),
-            *(["stream"] if stream else []),
+            *([shape.victim] if len(workload.victim) > 1 else []),
+            *(["chat"] if shape.chat else []),
+            *(["stream"] if shape.stream else []),
+            *(["given-up"] if workload.gives_up else []),
             *([entry.name] if entry.name else []),
         ]
     )
 
 
-def _requests(
-    workload: WorkloadEntry, load: LoadMode, victim: str, stream: bool, fault: Fault | StorageFault
-) -> tuple[PlannedRequest, ...]:
-    """The victim first; the others are loaded in the same mode, without a fault. A fault in storage is no request's."""
+def _requests(workload: WorkloadEntry, shape: _Shape, fault: Fault | StorageFault) -> tuple[PlannedRequest, ...]:
+    """In the order in which they are sent. A fault in storage is no request's; requests ahead load nothing, so that
+    they are sure to run."""
     own = fault if isinstance(fault, Fault) else NO_FAULT
-    return (
-        PlannedRequest(Role.VICTIM, victim, load, own, stream),
-        *(PlannedRequest(Role.SHARER, prompt, load, stream=stream) for prompt in workload.sharers),
-        *(PlannedRequest(Role.BYSTANDER, prompt, load, stream=stream) for prompt in workload.bystanders),
+    given_up = Moment(workload.gives_up) if workload.gives_up else None
+    # Only of a stream the client has something in hand that it can close.
+    victim = PlannedRequest(
+        Role.VICTIM, shape.victim, shape.load, own, shape.stream or given_up is not None, Moment.START, given_up
     )
+    whole = replace(victim, fault=NO_FAULT, stream=shape.stream, gives_up=None)
+
+    def others(role: Role, sent: Moment, prompt_ids: Iterable[str]) -> Iterator[PlannedRequest]:
+        return (replace(whole, role=role, prompt_id=prompt_id, sent=sent) for prompt_id in prompt_ids)
+
+    beside = others(Role.BYSTANDER, Moment.LOADING, workload.bystanders)
+    planned = (
+        *(replace(r, load=LoadMode.OFF) for r in others(Role.BYSTANDER, Moment.AHEAD, workload.ahead)),
+        *itertools.repeat(victim, workload.copies),
+        *others(Role.SHARER, Moment.LOADING, (shape.victim,) if workload.kind == "twin" else workload.sharers),
+        *(replace(request, deadline_s=workload.bystander_deadline_s) for request in beside),
+        *others(Role.SHARER, Moment.REPAIR, workload.late),
+        *others(Role.BYSTANDER, Moment.GONE, workload.then),
+    )
+    return tuple(replace(request, chat=shape.chat) for request in planned)
 
 
 def _expected(fault: Fault | StorageFault, policy: str) -> Outcome:

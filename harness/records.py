@@ -15,6 +15,9 @@ from services.journal import Event
 
 SCHEMA_VERSION = 1
 
+BASELINE = "decode-baseline"
+"""The engine without faults, on which the oracles of all engines with the same settings are measured."""
+
 
 class Outcome(StrEnum):
     """What happened in a cell."""
@@ -79,23 +82,51 @@ class OracleKind(StrEnum):
     PARTIAL = "partial"
 
 
+class Moment(StrEnum):
+    """A moment of a cell, seen in the engine's journal or metrics, at which a request is sent or its client leaves."""
+
+    AHEAD = "ahead"
+    """Before the victim, which is sent once every request that is ahead is running."""
+    START = "start"
+    """The cell begins, or those ahead are running."""
+    LOADING = "loading"
+    """vLLM has given blocks to the victim's load."""
+    REPAIR = "repair"
+    """vLLM has been told that blocks of the victim's load are bad."""
+    GONE = "gone"
+    """The victim's client has its answer, or has left."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine that runs cells. `policy`: its kv_load_failure_policy. `oracle_engine`: where its oracles are measured,
+    with the same settings."""
+
+    service: str
+    policy: str
+    oracle_engine: str
+
+
 @dataclass(frozen=True)
 class Prompt:
     """A prompt as token ids. `full_block_count`: whole blocks that can be loaded, i.e. (len - 1) // block size.
-    `secret`: a word that occurs in no other prompt, or empty."""
+    `secret`: a word that occurs in no other prompt, or empty. `message`: what a user says so that the model's chat
+    template gives just these tokens; empty for a prompt that is no chat."""
 
     id: str
     token_ids: tuple[int, ...]
     text: str
     full_block_count: int
     secret: str = ""
+    message: str = ""
 
 
 @dataclass(frozen=True)
 class PromptSpec:
     """A prompt before it is tokenised. `text` is used as it is when `token_count` is 0; otherwise it is
     repeated or cut at token level to exactly `token_count` tokens. `share_with`/`shared_blocks`: the first
-    `shared_blocks` blocks are those of that other prompt."""
+    `shared_blocks` blocks are those of that other prompt. `chat`: the text is a user's message, and the model's chat
+    template makes the prompt of it. `unstored`: shorter than a block on purpose, so that nothing of it is stored."""
 
     id: str
     text: str
@@ -103,25 +134,33 @@ class PromptSpec:
     secret: str = ""
     share_with: str = ""
     shared_blocks: int = 0
+    chat: bool = False
+    unstored: bool = False
 
 
 @dataclass(frozen=True)
 class PlannedRequest:
-    """One request of a cell."""
+    """One request of a cell. `sent`: when. `gives_up`: when its client closes the connection; None: it stays.
+    `deadline_s`: 0 for the cell's. `chat`: through the chat API."""
 
     role: Role
     prompt_id: str
     load: LoadMode
     fault: Fault = NO_FAULT
     stream: bool = False
+    sent: Moment = Moment.LOADING
+    gives_up: Moment | None = None
+    deadline_s: float = 0.0
+    chat: bool = False
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One experiment. `engine` is a service name; `policy` its kv_load_failure_policy. `requests` are sent at
-    the same time, in this order. `control`: this cell shows that the test itself works. `group`: reports keep these
-    cells apart; empty for most.
-    `storage`: what is done to the files of the victim's blocks; then no request has a fault of its own."""
+    """One experiment. `engine` is a service name; `policy` its kv_load_failure_policy; its oracles are measured on
+    `oracle_engine`. `requests` are in the order in which they are sent. `preempts`: the victim has to be preempted
+    while it is repaired, or the cell proves nothing. `control`: this cell shows that the test itself works. `group`:
+    reports keep these cells apart; empty for most. `storage`: what is done to the files of the victim's blocks; then
+    no request has a fault of its own."""
 
     id: str
     engine: str
@@ -136,6 +175,8 @@ class Cell:
     report: str = ""
     storage: StorageFault | None = None
     group: str = ""
+    oracle_engine: str = BASELINE
+    preempts: bool = False
 
     @property
     def fault(self) -> Fault:
@@ -164,7 +205,8 @@ class TokenChoice:
 class Completion:
     """What the client saw of one request. `status_code` 0: no HTTP answer (`error` says why, e.g. connection
     reset or deadline). `error` is also the engine's error body, or the error event of a stream. `broken_off`: the
-    engine did not say that error, the answer just did not come, end or make sense.
+    engine did not say that error, the answer just did not come, end or make sense. `gave_up`: the client closed the
+    connection on purpose before the answer was whole.
     `top` has, per generated token, the top-k list in descending order. `ttft_s` is 0 for a plain request."""
 
     status_code: int
@@ -178,16 +220,19 @@ class Completion:
     duration_s: float = 0.0
     timed_out: bool = False
     broken_off: bool = False
+    gave_up: bool = False
 
 
 @dataclass(frozen=True)
 class OracleKey:
-    """Which oracle: `blocks` is k for partial(k), 0 otherwise. `max_tokens` as in the cell."""
+    """Which oracle: `blocks` is k for partial(k), 0 otherwise. `max_tokens` as in the cell. `engine`: where it is
+    measured."""
 
     prompt_id: str
     kind: OracleKind
     blocks: int = 0
     max_tokens: int = 8
+    engine: str = BASELINE
 
 
 @dataclass(frozen=True)
@@ -202,13 +247,15 @@ class OracleRun:
 @dataclass(frozen=True)
 class EngineState:
     """From the engine's /health and /metrics and the supervisor's journal. `cache_usage` is the share of KV
-    blocks held by requests, 0..1. `restart_count` counts engine exits so far."""
+    blocks held by requests, 0..1. `restart_count` counts engine exits so far, `preemption_count` preempted requests
+    since the engine started."""
 
     healthy: bool
     running_count: int
     waiting_count: int
     cache_usage: float
     restart_count: int
+    preemption_count: int = 0
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,14 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_fixed
-
 from harness.client import EngineClient
+from harness.completions import Departure
 from harness.errors import HarnessError, LeverMissing, StackError
-from harness.oracles import oracle_block_count, oracle_name
+from harness.oracles import oracle_block_count, oracle_name, victim_of
 from harness.records import (
     Cell,
     Completion,
@@ -34,12 +32,12 @@ from harness.records import (
     Role,
     VolumeRecord,
 )
+from harness.sending import Cues, send_all, wait_until
 from harness.stack import Stack
 from harness.storage_faults import Volume, saved_keys
 from services.faults import FaultKind, LoadControl, LoadMode
 from services.journal import ENGINE_LOG_NAME, Event, EventName, journal_path, read_events
 
-BASELINE = "decode-baseline"
 PREFILL = "prefill"
 
 RESTART_DEADLINE_S = 180.0
@@ -48,10 +46,7 @@ KILL_DEADLINE_S = 20.0
 """How long an engine that is killed may take to be gone."""
 SETTLE_DEADLINE_S = 10.0
 """How long an engine may hold blocks or queues after its last answer."""
-BEGIN_DEADLINE_S = 5.0
-"""How long the first request of a cell may take to reach the connector before the others are sent anyway."""
 SETTLE_POLL_S = 0.02
-BEGIN_POLL_S = 0.002
 LOG_BYTES_MAX = 64 * 1024
 
 GONE = EngineState(healthy=False, running_count=0, waiting_count=0, cache_usage=0.0, restart_count=0)
@@ -88,17 +83,17 @@ class Runner:
             self._complete(service, prompt, LoadControl(tag=f"warm-up.{load}", load=load), max_tokens=4)
 
     def oracle(self, key: OracleKey, run_index: int) -> OracleRun:
-        """Measure one oracle on the baseline engine, with an empty prefix cache."""
+        """Measure one oracle on its engine, with an empty prefix cache."""
         prompt = self._prompts[key.prompt_id]
-        self._reset(BASELINE)
-        journal = _Tail(journal_path(self._stack.evidence_dir, BASELINE))
+        self._reset(key.engine)
+        journal = _Tail(journal_path(self._stack.evidence_dir, key.engine))
         count = oracle_block_count(key, prompt)
         control = LoadControl(
             tag=f"oracle.{key.prompt_id}.{oracle_name(key)}.{run_index}",
             load=LoadMode.SYNC if count else LoadMode.OFF,
             offer_blocks=count,
         )
-        completion = self._complete(BASELINE, prompt, control, key.max_tokens)
+        completion = self._complete(key.engine, prompt, control, key.max_tokens)
         return OracleRun(key, completion, journal.events())
 
     def run(self, cell: Cell) -> Observation:
@@ -158,7 +153,7 @@ class Runner:
     def _damaged(self, cell: Cell, volume: Volume | None) -> AbstractContextManager[tuple[Damage, ...]]:
         if volume is None or cell.storage is None:
             return nullcontext(())
-        victim = cell.requests[0].prompt_id
+        victim = victim_of(cell).prompt_id
         return volume.damaged(cell.storage, victim, self._prompts[victim].full_block_count)
 
     def _reload(self, cell: Cell, index: int, began_s: float) -> tuple[RequestRecord, ...]:
@@ -166,8 +161,8 @@ class Runner:
         if not self._state(cell.engine).healthy:
             return ()
         self._reset(cell.engine)
-        victim = cell.requests[0]
-        planned = PlannedRequest(Role.RELOAD, victim.prompt_id, victim.load, stream=victim.stream)
+        victim = victim_of(cell)
+        planned = PlannedRequest(Role.RELOAD, victim.prompt_id, victim.load, stream=victim.stream, chat=victim.chat)
         return (self._send(cell, planned, index, began_s),)
 
     def _prepare(self, cell: Cell) -> EngineState:
@@ -184,7 +179,7 @@ class Runner:
         """Have an engine killed that does not come to rest, and wait until it is gone. Raises HarnessError."""
         restart_count = self._stack.restart_count(service)
         self._stack.kill_engine(service)
-        gone = _wait_until(lambda: self._stack.restart_count(service) > restart_count, KILL_DEADLINE_S, SETTLE_POLL_S)
+        gone = wait_until(lambda: self._stack.restart_count(service) > restart_count, KILL_DEADLINE_S, SETTLE_POLL_S)
         if not gone:
             raise StackError(self._stack.report(service, f"still there {KILL_DEADLINE_S:g} s after it was killed"))
 
@@ -196,27 +191,24 @@ class Runner:
             raise StackError(self._stack.report(service, str(error))) from None
 
     def _send_all(self, cell: Cell, journal: _Tail, began_s: float) -> tuple[RequestRecord, ...]:
-        """Send the first request, and the others as soon as the connector has planned its load: who loads a
-        shared block is then not left to chance."""
-        with ThreadPoolExecutor(len(cell.requests)) as pool:
-            first = pool.submit(self._send, cell, cell.requests[0], 0, began_s)
-            if len(cell.requests) > 1:
-                _wait_until(lambda: first.done() or journal.has(EventName.PLANNED), BEGIN_DEADLINE_S, BEGIN_POLL_S)
-            others = [
-                pool.submit(self._send, cell, planned, index, began_s)
-                for index, planned in enumerate(cell.requests[1:], start=1)
-            ]
-            return tuple(sent.result() for sent in (first, *others))
+        def send(planned: PlannedRequest, index: int, departure: Departure) -> RequestRecord:
+            return self._send(cell, planned, index, began_s, departure)
 
-    def _send(self, cell: Cell, planned: PlannedRequest, index: int, began_s: float) -> RequestRecord:
+        return send_all(cell, send, Cues(journal.events, lambda: self._state(cell.engine).running_count))
+
+    def _send(
+        self, cell: Cell, planned: PlannedRequest, index: int, began_s: float, departure: Departure | None = None
+    ) -> RequestRecord:
         tag = f"{cell.id}.{index}.{planned.role}"
         sent_s = time.monotonic() - began_s
         completion = self._stack.client(cell.engine).complete(
-            self._prompts[planned.prompt_id].token_ids,
+            self._prompts[planned.prompt_id],
             LoadControl(tag=tag, load=planned.load, fault=planned.fault),
             max_tokens=cell.max_tokens,
             stream=planned.stream,
-            deadline_s=cell.deadline_s,
+            deadline_s=planned.deadline_s or cell.deadline_s,
+            chat=planned.chat,
+            departure=departure,
         )
         return RequestRecord(planned, tag, sent_s, completion)
 
@@ -232,7 +224,7 @@ class Runner:
             # A dead engine will not settle; the judge sees its restart count.
             return idle or now.restart_count > before.restart_count
 
-        return _wait_until(settled, SETTLE_DEADLINE_S, SETTLE_POLL_S)
+        return wait_until(settled, SETTLE_DEADLINE_S, SETTLE_POLL_S)
 
     def _state(self, service: str) -> EngineState:
         client, restart_count = self._stack.client(service), self._stack.restart_count(service)
@@ -241,14 +233,17 @@ class Runner:
         except StackError:
             return EngineState(False, 0, 0, 0.0, restart_count)
         return EngineState(
-            client.is_healthy(), queue.running_count, queue.waiting_count, queue.cache_usage, restart_count
+            client.is_healthy(),
+            queue.running_count,
+            queue.waiting_count,
+            queue.cache_usage,
+            restart_count,
+            queue.preemption_count,
         )
 
     def _complete(self, service: str, prompt: Prompt, control: LoadControl, max_tokens: int) -> Completion:
         client: EngineClient = self._stack.client(service)
-        return client.complete(
-            prompt.token_ids, control, max_tokens=max_tokens, stream=True, deadline_s=RESTART_DEADLINE_S
-        )
+        return client.complete(prompt, control, max_tokens=max_tokens, stream=True, deadline_s=RESTART_DEADLINE_S)
 
 
 class _Turns:
@@ -311,21 +306,10 @@ def _prefill_tag(prompt_id: str) -> str:
 def _after_requests(cell: Cell) -> tuple[PlannedRequest, ...]:
     """The canary: the victim's prompt again, without a fault. After a silent fault the engine's prefix cache is
     wrong by design, so there is nothing to ask."""
-    victim = next(r for r in cell.requests if r.role is Role.VICTIM)
+    victim = victim_of(cell)
     if victim.fault.kind is FaultKind.SILENT:
         return ()
-    return (PlannedRequest(Role.CANARY, victim.prompt_id, victim.load, stream=victim.stream),)
-
-
-def _wait_until(holds: Callable[[], bool], deadline_s: float, poll_s: float) -> bool:
-    """Whether it held before the deadline."""
-    attempts = Retrying(
-        retry=retry_if_result(lambda held: not held), stop=stop_after_delay(deadline_s), wait=wait_fixed(poll_s)
-    )
-    try:
-        return attempts(holds)
-    except RetryError:
-        return False
+    return (PlannedRequest(Role.CANARY, victim.prompt_id, victim.load, stream=victim.stream, chat=victim.chat),)
 
 
 def _not_observed(cell: Cell, error: str, started_at_s: float, duration_s: float) -> Observation:

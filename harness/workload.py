@@ -8,47 +8,55 @@ the answer is visibly wrong. Pure: tokenizer in, prompts out.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from harness.errors import UsageError
 from harness.records import Prompt, PromptSpec
 
-Tokenize = Callable[[str], tuple[int, ...]]
-Detokenize = Callable[[tuple[int, ...]], str]
+
+class Tokenizer(Protocol):
+    """The tokenizer of the engines; an EngineClient is one. May raise HarnessError."""
+
+    def tokenize(self, text: str) -> tuple[int, ...]:
+        """The token ids of a text as a prompt, the model's own special tokens included."""
+
+    def tokenize_chat(self, message: str) -> tuple[int, ...]:
+        """The token ids of the prompt that the model's chat template makes of a user's message."""
+
+    def detokenize(self, token_ids: tuple[int, ...]) -> str:
+        """The text of token ids."""
 
 
 @dataclass(frozen=True)
-class _Tokenizer:
-    """`opening`: the special tokens with which `tokenize` begins every text; they belong before a prompt only."""
+class _Tokens:
+    """`opening`: the special tokens with which the tokenizer begins every text; they belong before a prompt only."""
 
-    tokenize: Tokenize
-    detokenize: Detokenize
+    tokenizer: Tokenizer
     opening: tuple[int, ...]
 
-    def tokens(self, text: str) -> tuple[int, ...]:
-        return self.tokenize(text)[len(self.opening) :]
+    def of(self, text: str) -> tuple[int, ...]:
+        return self.tokenizer.tokenize(text)[len(self.opening) :]
 
 
 class _ImpossibleError(ValueError):
     """A spec that no prompt can satisfy with this tokenizer and block size; the text says why."""
 
 
-def build_prompts(
-    specs: Sequence[PromptSpec], tokenize: Tokenize, detokenize: Detokenize, block_size: int
-) -> dict[str, Prompt]:
+def build_prompts(specs: Sequence[PromptSpec], tokenizer: Tokenizer, block_size: int) -> dict[str, Prompt]:
     """One Prompt per spec, by id, in the order of `specs`.
 
-    `tokenize` may begin every text with the model's special tokens; a prompt has them once, and they count.
+    The tokenizer may begin every text with the model's special tokens; a prompt has them once, and they count.
     `block_size` is in tokens. A `share_with` names a spec that shares nothing itself. Raises UsageError that lists
     every spec that cannot be built.
     """
-    tokenizer = _Tokenizer(tokenize, detokenize, _opening(tokenize))
+    tokens = _Tokens(tokenizer, _opening(tokenizer))
     built: dict[str, Prompt] = {}
     problems: dict[str, str] = {}
     for spec in sorted(specs, key=lambda spec: bool(spec.share_with)):
         try:
-            built[spec.id] = _build(spec, built, tokenizer, block_size)
+            built[spec.id] = _build(spec, built, tokens, block_size)
         except _ImpossibleError as error:
             problems[spec.id] = str(error)
     if problems:
@@ -61,21 +69,26 @@ def full_block_count(token_count: int, block_size: int) -> int:
     return max(0, token_count - 1) // block_size
 
 
-def _opening(tokenize: Tokenize) -> tuple[int, ...]:
+def _opening(tokenizer: Tokenizer) -> tuple[int, ...]:
     """What two texts that have no token in common both begin with."""
-    pairs = zip(tokenize("x"), tokenize("\n"), strict=False)
+    pairs = zip(tokenizer.tokenize("x"), tokenizer.tokenize("\n"), strict=False)
     return tuple(one for one, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def _build(spec: PromptSpec, built: Mapping[str, Prompt], tokenizer: _Tokenizer, block_size: int) -> Prompt:
-    prefix = _shared_prefix(spec, built, block_size) or tokenizer.opening
-    token_ids = prefix + _own_tokens(spec, len(prefix), tokenizer)
+def _build(spec: PromptSpec, built: Mapping[str, Prompt], tokens: _Tokens, block_size: int) -> Prompt:
+    prefix = _shared_prefix(spec, built, block_size) or tokens.opening
+    token_ids = _token_ids(spec, prefix, tokens)
     block_count = full_block_count(len(token_ids), block_size)
-    prompt = Prompt(spec.id, token_ids, tokenizer.detokenize(token_ids), block_count, spec.secret)
+    text = tokens.tokenizer.detokenize(token_ids)
+    prompt = Prompt(spec.id, token_ids, text, block_count, spec.secret, spec.text if spec.chat else "")
     _check_loadable(prompt, spec, block_size)
-    _check_secret_loaded(prompt, len(prefix), spec, tokenizer, block_size)
+    _check_secret_loaded(prompt, len(prefix), spec, tokens, block_size)
     _check_shares_no_more(prompt, spec, built, block_size)
     return prompt
+
+
+def _token_ids(spec: PromptSpec, prefix: tuple[int, ...], tokens: _Tokens) -> tuple[int, ...]:
+    return tokens.tokenizer.tokenize_chat(spec.text) if spec.chat else prefix + _own_tokens(spec, len(prefix), tokens)
 
 
 def _shared_prefix(spec: PromptSpec, built: Mapping[str, Prompt], block_size: int) -> tuple[int, ...]:
@@ -91,12 +104,12 @@ def _shared_prefix(spec: PromptSpec, built: Mapping[str, Prompt], block_size: in
     return other.token_ids[: spec.shared_blocks * block_size]
 
 
-def _own_tokens(spec: PromptSpec, prefix_token_count: int, tokenizer: _Tokenizer) -> tuple[int, ...]:
+def _own_tokens(spec: PromptSpec, prefix_token_count: int, tokens: _Tokens) -> tuple[int, ...]:
     """The tokens after the shared prefix: the whole text, or the text cut or repeated to the spec's count."""
     text = _own_text(spec)
     if not spec.token_count:
-        return tokenizer.tokens(text)
-    head, story, tail = (tokenizer.tokens(part) for part in _parts(text))
+        return tokens.of(text)
+    head, story, tail = (tokens.of(part) for part in _parts(text))
     least = prefix_token_count + len(head) + len(tail)
     if spec.token_count < least:
         raise _ImpossibleError(
@@ -128,7 +141,14 @@ def _fill(story: tuple[int, ...], count: int) -> tuple[int, ...]:
 
 
 def _check_loadable(prompt: Prompt, spec: PromptSpec, block_size: int) -> None:
-    """A prompt has at least one block to load, and can load every block it shares."""
+    """A prompt can load at least one block, and every block it shares; an unstored one can load none."""
+    if spec.unstored:
+        if prompt.full_block_count > 0:
+            raise _ImpossibleError(
+                f"{len(prompt.token_ids)} tokens give {prompt.full_block_count} blocks that can be loaded, but the "
+                f"prompt is to be unstored: at most {block_size} tokens"
+            )
+        return
     if prompt.full_block_count < max(1, spec.shared_blocks):
         raise _ImpossibleError(
             f"{len(prompt.token_ids)} tokens give {prompt.full_block_count} blocks that can be loaded, but "
@@ -137,14 +157,16 @@ def _check_loadable(prompt: Prompt, spec: PromptSpec, block_size: int) -> None:
 
 
 def _check_secret_loaded(
-    prompt: Prompt, prefix_token_count: int, spec: PromptSpec, tokenizer: _Tokenizer, block_size: int
+    prompt: Prompt, prefix_token_count: int, spec: PromptSpec, tokens: _Tokens, block_size: int
 ) -> None:
-    if not spec.secret:
+    if not spec.secret or spec.unstored:
         return
     before, secret, _ = _own_text(spec).partition(spec.secret)
     if not secret:
         raise _ImpossibleError(f"the text does not say its secret {spec.secret!r}")
-    end = prefix_token_count + len(tokenizer.tokens(before + secret))
+    # What a chat template adds may all come before the message.
+    added_token_count = len(prompt.token_ids) - len(tokens.of(spec.text)) if spec.chat else prefix_token_count
+    end = added_token_count + len(tokens.of(before + secret))
     loaded_token_count = prompt.full_block_count * block_size
     if end > loaded_token_count:
         raise _ImpossibleError(

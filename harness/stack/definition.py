@@ -1,12 +1,13 @@
 """Reads the engines out of compose.yaml, the one definition of the stack, without Docker.
 
-The process stack starts what it says; the compose stack takes names and ports from it.
+The process stack starts what it says; the compose stack takes names and ports from it, and plans which engines there
+are and what they do after a failed load.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,17 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from harness.errors import UsageError
+from harness.records import BASELINE, Engine
+
+COMPOSE_FILE = Path(__file__).resolve().parents[2] / "compose.yaml"
+
+DECODE_ROLE = "decode"
+DEFAULT_POLICY = "recompute"
+"""What services/entrypoint.py takes where compose.yaml says nothing."""
+OWN_SETTINGS = frozenset(
+    {"KVPROOF_SERVICE", "KVPROOF_ROLE", "KVPROOF_FAULTS", "KV_LOAD_FAILURE_POLICY", "KVPROOF_HOST", "KVPROOF_PORT"}
+)
+"""Settings in which two engines may differ and still compute the same tokens in the same steps."""
 
 EXPRESSION = re.compile(r"(?P<name>[A-Za-z_]\w*)(?:(?P<operator>:?-)(?P<default>.*))?", re.ASCII | re.DOTALL)
 BARE_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
@@ -23,12 +35,14 @@ Scalar = str | int | float | bool | None
 
 @dataclass(frozen=True)
 class EngineDefinition:
-    """One engine. `environment` is complete and interpolated; `host_port` is the published port, 0 for none."""
+    """One engine. `environment` is complete and interpolated; `host_port` is the published port, 0 for none.
+    `profiles`: the service is started only when one of these is asked for; empty: always."""
 
     service: str
     environment: Mapping[str, str]
     host_port: int
     container_port: int
+    profiles: tuple[str, ...] = ()
 
 
 class _Port(BaseModel):
@@ -39,6 +53,7 @@ class _Port(BaseModel):
 class _Service(BaseModel):
     environment: dict[str, Scalar] | list[str] = {}
     ports: list[str | int | _Port] = []
+    profiles: tuple[str, ...] = ()
 
 
 class _ComposeFile(BaseModel):
@@ -63,6 +78,23 @@ def read_engines(compose_file: Path, environ: Mapping[str, str]) -> tuple[Engine
     if not engines:
         raise UsageError(f"{compose_file}: no service has KVPROOF_ROLE in its environment, so there is no engine")
     return engines
+
+
+def cell_engines(definitions: Iterable[EngineDefinition]) -> dict[str, Engine]:
+    """The engines that cells can name, by service: every one that decodes."""
+    decoding = {d.service: d for d in definitions if d.environment["KVPROOF_ROLE"] == DECODE_ROLE}
+    return {service: _cell_engine(definition, decoding.get(BASELINE)) for service, definition in decoding.items()}
+
+
+def _cell_engine(definition: EngineDefinition, baseline: EngineDefinition | None) -> Engine:
+    """An engine whose settings differ from the baseline's is its own oracle: another step budget is another sum."""
+    alike = baseline is not None and _shared_settings(definition) == _shared_settings(baseline)
+    policy = definition.environment.get("KV_LOAD_FAILURE_POLICY", DEFAULT_POLICY)
+    return Engine(definition.service, policy, BASELINE if alike else definition.service)
+
+
+def _shared_settings(definition: EngineDefinition) -> dict[str, str]:
+    return {name: value for name, value in definition.environment.items() if name not in OWN_SETTINGS}
 
 
 class InterpolationError(ValueError):
@@ -123,7 +155,7 @@ def _engine(name: str, service: _Service, environ: Mapping[str, str]) -> EngineD
     passed_on = {key: environ[key] for key, value in pairs.items() if value is None and key in environ}
     written = {key: interpolate(_text(value), environ) for key, value in pairs.items() if value is not None}
     host_port, container_port = _ports(service, environ)
-    return EngineDefinition(name, {**passed_on, **written}, host_port, container_port)
+    return EngineDefinition(name, {**passed_on, **written}, host_port, container_port, service.profiles)
 
 
 def _text(value: Scalar) -> str:
