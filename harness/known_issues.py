@@ -1,6 +1,6 @@
 """Known issues: red cells that someone upstream knows of; they change what a red verdict means, never the verdict.
 
-`run_matrix.py` loads the file before a run, `phases.judge_again` applies it to verdicts when all are judged. A file
+`commands.py` loads the file before a run, `phases.judge_again` applies it to verdicts when all are judged. A file
 with mistakes is refused as a whole, with every mistake at once, as a matrix file is.
 """
 

@@ -1,13 +1,12 @@
 """The phases of a run, one after the other: start, prefill, oracles, cells, verdicts.
 
-`run_matrix.py` calls `run` on a stack and `judge_again` on a stored run; both end in a Report. Everything observed
+`commands.py` calls `run` on a stack and `judge_again` on a stored run; both end in a Report. Everything observed
 is saved before it is judged.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -31,12 +30,12 @@ from harness.records import (
     Report,
     RunInfo,
     Timing,
-    Verdict,
     Versions,
 )
 from harness.runner import PREFILL, Runner
 from harness.stack import Stack
 from harness.storage import RunFolder
+from harness.watcher import Watcher
 from harness.workload import build_prompts
 
 START_DEADLINE_S = 600.0
@@ -57,19 +56,6 @@ class Invocation:
     command: str
 
 
-class Watcher:
-    """Told about the run while it goes on; the terminal is one. Does nothing by itself."""
-
-    def waiting(self, text: str) -> None:
-        """What is awaited now."""
-
-    def phase_done(self, name: str, duration_s: float) -> None:
-        """A phase ended."""
-
-    def cell_done(self, index: int, cell_count: int, verdict: Verdict, duration_s: float) -> None:
-        """A cell was judged by itself; controls can still turn it inconclusive at the end."""
-
-
 class Clock:
     """Times the phases of one run."""
 
@@ -81,6 +67,7 @@ class Clock:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         began_s = time.monotonic()
+        self._watcher.phase_begun(name)
         yield
         self.phases.append((name, time.monotonic() - began_s))
         self._watcher.phase_done(*self.phases[-1])
@@ -140,12 +127,14 @@ def _observe(
         folder.save_oracles(oracles)
     judge_alone = cell_judge(prompts, oracles, block_size)
     with clock.phase("cells"):
-        done = itertools.count()
-        for cell, observation in _side_by_side(runner, plan.cells, folder):
-            watcher.cell_done(next(done), len(plan.cells), judge_alone(cell, observation), observation.duration_s)
+        watcher.cells_planned(plan.cells)
+        for cell, observation in _side_by_side(runner, plan.cells, folder, watcher):
+            watcher.cell_done(cell, judge_alone(cell, observation), observation.duration_s)
 
 
-def _side_by_side(runner: Runner, cells: tuple[Cell, ...], folder: RunFolder) -> Iterator[tuple[Cell, Observation]]:
+def _side_by_side(
+    runner: Runner, cells: tuple[Cell, ...], folder: RunFolder, watcher: Watcher
+) -> Iterator[tuple[Cell, Observation]]:
     """Run the cells, one at a time per engine and in order, the engines side by side; yield each as it ends."""
     of_engine: dict[str, list[Cell]] = {}
     for cell in cells:
@@ -157,6 +146,7 @@ def _side_by_side(runner: Runner, cells: tuple[Cell, ...], folder: RunFolder) ->
         for cell in own:
             if stopping.is_set():
                 return
+            watcher.cell_begun(cell)
             observation = runner.run(cell)
             folder.save_observation(cell, observation)
             ended.put((cell, observation))

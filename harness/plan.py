@@ -1,6 +1,6 @@
 """Matrix file -> cells: every entry is expanded to one cell per combination of its axes.
 
-`run_matrix.py` calls `load_plan` and then `select_cells`. A file with mistakes is refused as a whole, with every
+`commands.py` calls `load_plan` and then `select_cells`. A file with mistakes is refused as a whole, with every
 mistake at once, each as `what is wrong @ path.to.the.field (line; valid choices)`.
 """
 

@@ -38,7 +38,7 @@ from harness.records import (
     Verdict,
     Versions,
 )
-from harness.report import print_cell_done, print_report, print_step, write_reports
+from harness.report import LineProgress, print_report, write_reports
 from harness.report.as_html import matrix, to_html, token_pairs
 from harness.report.as_json import to_json
 from harness.report.as_junit import to_junit
@@ -292,10 +292,18 @@ def test_an_empty_run_is_reported() -> None:
 
 def test_progress_is_one_line_each() -> None:
     console = Console(file=io.StringIO(), width=40, _environ={})
-    print_step(console, "engines ready", 30.0)
-    print_cell_done(console, 8, 18, verdict_of("a.long.cell.id.[red]", Status.FAIL, Outcome.HUNG), 1.25)
+    progress = LineProgress(console)
+    progress.waiting("waiting for prefill (20 s)")
+    progress.phase_done("start", 30.0)
+    cell = cell_of("a.long.cell.id.[red]")
+    progress.cells_planned((cell,) * 18)
+    for _ in range(2):
+        progress.cell_done(cell, verdict_of(cell.id, Status.FAIL, Outcome.HUNG), 1.25)
     assert isinstance(console.file, io.StringIO)
-    assert console.file.getvalue() == "engines ready  30.0 s\n[ 9/18] FAIL a.long.cell.id.[red]  hung  1.2 s\n"
+    assert console.file.getvalue() == (
+        "waiting for prefill (20 s)\nstart  30.0 s\n"
+        "[ 1/18] FAIL a.long.cell.id.[red]  hung  1.2 s\n[ 2/18] FAIL a.long.cell.id.[red]  hung  1.2 s\n"
+    )
 
 
 # report.html

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.command_line import RunOptions, parse
 from harness.run_matrix import main
 from harness.storage import RunFolder
 
@@ -97,3 +98,15 @@ def test_two_runs_in_one_second_have_folders_of_their_own(tmp_path: Path) -> Non
     now = datetime(2026, 11, 30, 15, 45, 1, tzinfo=UTC)
     names = [RunFolder.create_new(tmp_path, now).path.name for _ in range(3)]
     assert names == ["20261130-154501", "20261130-154501-2", "20261130-154501-3"]
+
+
+@pytest.mark.parametrize("name", ["KVPROOF_RUNS_DIR", "KVPROOF_MATRIX", "KVPROOF_ONLY"])
+def test_a_variable_that_is_empty_counts_as_not_set(name: str) -> None:
+    assert parse(["run"], {name: ""}) == parse(["run"], {})
+
+
+def test_variables_are_defaults_and_arguments_win() -> None:
+    environ = {"KVPROOF_RUNS_DIR": "there", "KVPROOF_MATRIX": "storage", "KVPROOF_ONLY": "a,b"}
+    options = parse(["--runs", "here"], environ)
+    assert isinstance(options, RunOptions)
+    assert (options.runs, options.matrix, options.only) == (Path("here"), "storage", ("a", "b"))

@@ -4,6 +4,7 @@ Called by the command line once a run is judged. Nothing here decides: outcome, 
 """
 
 from harness.report.files import write_reports
-from harness.report.terminal import print_cell_done, print_report, print_step
+from harness.report.progress import LineProgress
+from harness.report.terminal import print_report
 
-__all__ = ["print_cell_done", "print_report", "print_step", "write_reports"]
+__all__ = ["LineProgress", "print_report", "write_reports"]

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness.records import Difference, Report, Status, Verdict
+from harness.records import Difference, Report, Status
 from harness.report.view import (
     Row,
     answer_words,
@@ -52,34 +52,21 @@ def print_report(report: Report, console: Console) -> None:
     judged = rows(report)
     console.print(_table(judged, console))
     if console.width < WIDE_COLUMNS:
-        _line(console, Text("l/f/r: blocks loaded / failed in the connector / reported to vLLM", "dim"))
+        print_line(console, Text("l/f/r: blocks loaded / failed in the connector / reported to vLLM", "dim"))
     for row in judged:
         if row.verdict.status is not Status.PASS:
             _print_row(report, row, console)
     _print_end(report, console)
 
 
-def print_cell_done(console: Console, index: int, cell_count: int, verdict: Verdict, duration_s: float) -> None:
-    """One line for a finished cell; `index` counts from 0."""
-    place = f"[{index + 1:>{len(str(cell_count))}}/{cell_count}]"
-    line = Text(f"{place} ")
-    line.append(_sign(verdict.status), STYLES[verdict.status])
-    line.append(f" {visible(verdict.cell_id)}  {verdict.outcome}  {duration_s:.1f} s")
-    _line(console, line)
-
-
-def print_step(console: Console, name: str, duration_s: float) -> None:
-    """One line for a finished step that is not a cell, such as starting the stack."""
-    _line(console, Text(f"{visible(name)}  {duration_s:.1f} s", "dim"))
-
-
-def _line(console: Console, text: Text) -> None:
+def print_line(console: Console, text: Text) -> None:
+    """One line, whatever its length."""
     # Soft wrap leaves breaking to the terminal: a command or path can be copied, a log line searched.
     console.print(text, soft_wrap=True)
 
 
-def _sign(status: Status) -> str:
-    """Red states and fixed issues shout, so that they stand out where there is no colour."""
+def sign(status: Status) -> str:
+    """A status as a word. Red states and fixed issues shout, so that they stand out where there is no colour."""
     return status.upper() if status in (Status.FAIL, Status.ERROR, Status.FIXED) else status.value
 
 
@@ -124,20 +111,20 @@ def _narrow_cells(row: Row) -> list[Text]:
 
 
 def _sign_text(row: Row) -> Text:
-    return Text(_sign(row.verdict.status), STYLES[row.verdict.status])
+    return Text(sign(row.verdict.status), STYLES[row.verdict.status])
 
 
 def _print_row(report: Report, row: Row, console: Console) -> None:
     status = row.verdict.status
-    title = f"\n{_sign(status)} {visible(cell_words(row.cell))}: {row.verdict.outcome}, expected {row.cell.expected}"
-    _line(console, Text(title, STYLES[status]))
+    title = f"\n{sign(status)} {visible(cell_words(row.cell))}: {row.verdict.outcome}, expected {row.cell.expected}"
+    print_line(console, Text(title, STYLES[status]))
     for line in (*_why_lines(row), *_answer_lines(row)):
-        _line(console, Text(f"  {one_line(line)}"))
+        print_line(console, Text(f"  {one_line(line)}"))
     for difference in row.verdict.differences:
         _print_difference(difference, console)
     if status is not Status.SKIPPED:
-        _line(console, Text(visible(f"  evidence: {evidence_folder(report, row.cell)}")))
-        _line(console, Text(visible(f"  repeat:   {repeat_command(report, row.cell)}")))
+        print_line(console, Text(visible(f"  evidence: {evidence_folder(report, row.cell)}")))
+        print_line(console, Text(visible(f"  repeat:   {repeat_command(report, row.cell)}")))
 
 
 def _why_lines(row: Row) -> list[str]:
@@ -161,23 +148,23 @@ def _answer_lines(row: Row) -> list[str]:
 
 
 def _print_difference(difference: Difference, console: Console) -> None:
-    _line(console, Text(visible(f"  {difference_words(difference)}")))
-    _line(console, Text(f"    expected top: {top_words(difference.expected_top)}"))
-    _line(console, Text(f"    got top:      {top_words(difference.got_top)}"))
+    print_line(console, Text(visible(f"  {difference_words(difference)}")))
+    print_line(console, Text(f"    expected top: {top_words(difference.expected_top)}"))
+    print_line(console, Text(f"    got top:      {top_words(difference.got_top)}"))
     for line in text_diff(difference):
-        _line(console, Text(f"    {line}", DIFF_STYLES.get(line[:1], "")))
+        print_line(console, Text(f"    {line}", DIFF_STYLES.get(line[:1], "")))
 
 
 def _print_end(report: Report, console: Console) -> None:
     missing = not_judged(report)
     if missing:
-        _line(console, Text(visible(f"\nnot judged: {', '.join(missing)}"), "magenta"))
-    _line(console, Text(f"\n{_counts(status_counts(report))}  ({_counts(outcome_counts(report))})"))
+        print_line(console, Text(visible(f"\nnot judged: {', '.join(missing)}"), "magenta"))
+    print_line(console, Text(f"\n{_counts(status_counts(report))}  ({_counts(outcome_counts(report))})"))
     timing = report.timing
     phases = ", ".join(f"{visible(name)} {seconds:.1f} s" for name, seconds in timing.phases)
-    _line(console, Text(f"time: {timing.duration_s:.1f} s in all: {phases}"))
+    print_line(console, Text(f"time: {timing.duration_s:.1f} s in all: {phases}"))
     word = run_outcome(report)
-    _line(
+    print_line(
         console,
         Text(
             f"{word.upper()}  exit code {report.exit_code}  {visible(report.folder)}", RUN_STYLES.get(word, "bold red")

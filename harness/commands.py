@@ -1,0 +1,106 @@
+"""What each command does: puts a plan, a stack, a run folder and a report together.
+
+`run_matrix.py` calls `execute` with the options that `command_line.py` made; the exit code is the judge's.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.console import Console
+
+from harness.command_line import JudgeOptions, ListOptions, Options, RunOptions
+from harness.errors import HarnessError, UsageError
+from harness.known_issues import load_known_issues
+from harness.phases import Invocation, judge_again, run
+from harness.plan import load_plan, select_cells
+from harness.records import Plan, Report
+from harness.report import LineProgress, print_report, write_reports
+from harness.report.view import visible
+from harness.runner import BASELINE, PREFILL
+from harness.stack import AttachStack, ComposeStack, ProcessStack, Stack
+from harness.storage import RunFolder
+
+ROOT = Path(__file__).resolve().parents[1]
+COMPOSE_FILE = ROOT / "compose.yaml"
+MATRIX_FOLDER = ROOT / "harness" / "matrix"
+KNOWN_ISSUES_FILE = MATRIX_FOLDER / "known_issues.yaml"
+
+
+def execute(options: Options, console: Console) -> int:
+    """Do what was asked for; the exit code. Raises HarnessError when it cannot be done."""
+    match options:
+        case RunOptions():
+            return _run(options, console)
+        case ListOptions():
+            return _list(options, console)
+        case JudgeOptions():
+            return _judge(options, console)
+
+
+def _run(options: RunOptions, console: Console) -> int:
+    plan = _plan(options)
+    known_issues = load_known_issues(KNOWN_ISSUES_FILE)
+    folder = RunFolder.create_new(options.runs, datetime.now(UTC))
+    stack = _stack(options, folder, (PREFILL, BASELINE, *(cell.engine for cell in plan.cells)))
+    try:
+        invocation = Invocation(options.matrix, shlex.join(sys.argv))
+        report = run(plan, stack, folder, invocation, LineProgress(console), known_issues)
+    except KeyboardInterrupt:
+        # Compose stops the harness when an engine ends; then that is what there is to say.
+        if ended := stack.first_exit():
+            raise HarnessError(ended) from None
+        raise
+    return _tell(report, folder, console)
+
+
+def _list(options: ListOptions, console: Console) -> int:
+    for cell in _plan(options).cells:
+        console.print(visible(f"{cell.id}  [{cell.expected}]  {cell.why}"), markup=False, soft_wrap=True)
+    return 0
+
+
+def _judge(options: JudgeOptions, console: Console) -> int:
+    folder = RunFolder.open(options.run)
+    return _tell(judge_again(folder, load_known_issues(KNOWN_ISSUES_FILE)), folder, console)
+
+
+def _tell(report: Report, folder: RunFolder, console: Console) -> int:
+    write_reports(report, folder.path)
+    print_report(report, console)
+    return report.exit_code
+
+
+def _plan(options: RunOptions | ListOptions) -> Plan:
+    plan = load_plan(_matrix_path(options.matrix))
+    return select_cells(plan, options.only) if options.only else plan
+
+
+def _matrix_path(name: str) -> Path:
+    """A file, or the name of one in harness/matrix."""
+    return Path(name) if name.endswith((".yaml", ".yml")) else MATRIX_FOLDER / f"{name}.yaml"
+
+
+def _stack(options: RunOptions, folder: RunFolder, services: Sequence[str]) -> Stack:
+    match options.stack:
+        case "compose":
+            return ComposeStack(os.environ)
+        case "attach":
+            return _attached(options, services)
+        case _:
+            return ProcessStack(COMPOSE_FILE, folder.path, options.kv_dir, os.environ, tuple(dict.fromkeys(services)))
+
+
+def _attached(options: RunOptions, services: Sequence[str]) -> Stack:
+    if not options.url or not options.evidence_dir:
+        raise UsageError("--stack attach needs --url NAME=URL for each service, and --evidence-dir FOLDER")
+    urls = dict(options.url)
+    missing = [service for service in dict.fromkeys(services) if service not in urls]
+    if missing:
+        raise UsageError(f"--stack attach: no --url for {', '.join(missing)}, which the chosen cells need")
+    return AttachStack(urls, options.kv_dir, options.evidence_dir)
