@@ -27,6 +27,7 @@ from harness.records import (
     Cell,
     Completion,
     Finding,
+    Moment,
     Observation,
     OracleKey,
     OracleKind,
@@ -122,9 +123,35 @@ def kv_loaded(case: Case) -> Iterator[Finding]:
             planned = case.blocks(record, EventName.PLANNED)[:1]
             loaded = case.blocks(record, EventName.LOADED)[:1]
             began = record.planned.fault.kind is not FaultKind.RAISE
-            ok = wanted != () and planned == (wanted,) and (loaded == (wanted,) or not began)
+            whole = () if case.prompt(record).unstored else (wanted,)
+            ok = () not in whole and planned == whole and (loaded == whole or not began)
             got = f"planned {_listed(planned)}, loaded {_listed(loaded)}"
             yield Finding("kv-loaded", ok, request=record.tag, expected=f"blocks {_listed((wanted,))}", got=got)
+
+
+def moments_met(case: Case) -> Iterator[Finding]:
+    """Requests met the moment that the cell is about: those ahead still ran, those that are late came during the
+    repair, and clients that give up left without a whole answer."""
+    victims = case.records(Role.VICTIM)
+    for record in case.observation.requests:
+        match record.planned.sent:
+            case Moment.AHEAD:
+                ok = all(_ended_s(record) > victim.sent_s for victim in victims)
+                yield Finding("moment-met", ok, "" if ok else "it had ended before the victim was sent", record.tag)
+            case Moment.REPAIR:
+                told = any(case.blocks(victim, EventName.REPORTED) for victim in victims)
+                ok = told and all(record.sent_s < _ended_s(victim) for victim in victims)
+                yield Finding("moment-met", ok, "" if ok else "there was no repair when it was sent", record.tag)
+        if record.planned.gives_up:
+            ok = record.completion.gave_up and not record.completion.finish_reason
+            yield Finding("moment-met", ok, "" if ok else "its client had the whole answer before it left", record.tag)
+
+
+def victim_preempted(case: Case) -> Iterator[Finding]:
+    """Where the cell is about preemption, the engine ran out of blocks during it."""
+    if case.cell.preempts:
+        count = case.observation.after.preemption_count - case.observation.before.preemption_count
+        yield Finding("victim-preempted", count > 0, expected="at least 1 preemption", got=str(count))
 
 
 def fault_fired(case: Case) -> Iterator[Finding]:
@@ -204,7 +231,7 @@ def in_time(case: Case) -> Iterator[Finding]:
     """Every request ended before its deadline."""
     for record in case.observation.requests:
         got = f"{record.completion.duration_s:.1f} s"
-        expected = f"within {case.cell.deadline_s:g} s"
+        expected = f"within {record.planned.deadline_s or case.cell.deadline_s:g} s"
         yield Finding("in-time", not record.completion.timed_out, "", record.tag, expected, got)
 
 
@@ -280,7 +307,7 @@ def control_caught(case: Case) -> Iterator[Finding]:
 
 def _right_answer(case: Case, record: RequestRecord) -> Iterator[Finding]:
     keys = _keys(case, record)
-    if not keys:
+    if not keys or record.planned.gives_up:
         return
     check = f"{record.planned.role}-equals-oracle"
     if _may_fail(case, record) and failed_cleanly(record.completion, stream=record.planned.stream):
@@ -348,6 +375,11 @@ def _broken_blocks(case: Case) -> dict[str, frozenset[int]]:
     return {r.tag: frozenset(_counted(case.blocks(r, EventName.FAULT_FIRED))) for r in honest}
 
 
+def _ended_s(record: RequestRecord) -> float:
+    """Seconds after the cell began."""
+    return record.sent_s + record.completion.duration_s
+
+
 def _loaded(events: Iterable[Event]) -> Blocks:
     return tuple(sorted(block for event in events if event.name is EventName.LOADED for block in event.blocks))
 
@@ -401,6 +433,8 @@ CHECKS: tuple[tuple[Outcome, Check], ...] = (
     (Outcome.UNPROVEN, requests_sent),
     (Outcome.UNPROVEN, controls_accepted),
     (Outcome.UNPROVEN, kv_loaded),
+    (Outcome.UNPROVEN, moments_met),
+    (Outcome.UNPROVEN, victim_preempted),
     (Outcome.UNPROVEN, fault_fired),
     (Outcome.UNPROVEN, storage_checks.damage_done),
     (Outcome.UNPROVEN, storage_checks.kv_loaded_beside_damage),

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,12 +21,11 @@ from harness.plan import load_plan, select_cells
 from harness.records import Plan, Report
 from harness.report import LineProgress, print_report, write_reports
 from harness.report.view import visible
-from harness.runner import BASELINE, PREFILL
-from harness.stack import AttachStack, ComposeStack, ProcessStack, Stack
+from harness.runner import PREFILL
+from harness.stack import COMPOSE_FILE, AttachStack, ComposeStack, ProcessStack, Stack, cell_engines, read_engines
 from harness.storage import RunFolder
 
 ROOT = Path(__file__).resolve().parents[1]
-COMPOSE_FILE = ROOT / "compose.yaml"
 MATRIX_FOLDER = ROOT / "harness" / "matrix"
 KNOWN_ISSUES_FILE = MATRIX_FOLDER / "known_issues.yaml"
 
@@ -47,7 +45,7 @@ def _run(options: RunOptions, console: Console) -> int:
     plan = _plan(options)
     known_issues = load_known_issues(KNOWN_ISSUES_FILE)
     folder = RunFolder.create_new(options.runs, datetime.now(UTC))
-    stack = _stack(options, folder, (PREFILL, BASELINE, *(cell.engine for cell in plan.cells)))
+    stack = _stack(options, folder, _services(plan))
     try:
         invocation = Invocation(options.matrix, shlex.join(sys.argv))
         report = run(plan, stack, folder, invocation, LineProgress(console), known_issues)
@@ -77,7 +75,7 @@ def _tell(report: Report, folder: RunFolder, console: Console) -> int:
 
 
 def _plan(options: RunOptions | ListOptions) -> Plan:
-    plan = load_plan(_matrix_path(options.matrix))
+    plan = load_plan(_matrix_path(options.matrix), cell_engines(read_engines(COMPOSE_FILE, os.environ)))
     return select_cells(plan, options.only) if options.only else plan
 
 
@@ -86,21 +84,27 @@ def _matrix_path(name: str) -> Path:
     return Path(name) if name.endswith((".yaml", ".yml")) else MATRIX_FOLDER / f"{name}.yaml"
 
 
-def _stack(options: RunOptions, folder: RunFolder, services: Sequence[str]) -> Stack:
+def _services(plan: Plan) -> tuple[str, ...]:
+    """The engines that the plan's cells and their oracles need, once each."""
+    used = (service for cell in plan.cells for service in (cell.oracle_engine, cell.engine))
+    return tuple(dict.fromkeys((PREFILL, *used)))
+
+
+def _stack(options: RunOptions, folder: RunFolder, services: tuple[str, ...]) -> Stack:
     match options.stack:
         case "compose":
-            return ComposeStack(os.environ)
+            return ComposeStack(COMPOSE_FILE, os.environ, services)
         case "attach":
             return _attached(options, services)
         case _:
-            return ProcessStack(COMPOSE_FILE, folder.path, options.kv_dir, os.environ, tuple(dict.fromkeys(services)))
+            return ProcessStack(COMPOSE_FILE, folder.path, options.kv_dir, os.environ, services)
 
 
-def _attached(options: RunOptions, services: Sequence[str]) -> Stack:
+def _attached(options: RunOptions, services: tuple[str, ...]) -> Stack:
     if not options.url or not options.evidence_dir:
         raise UsageError("--stack attach needs --url NAME=URL for each service, and --evidence-dir FOLDER")
     urls = dict(options.url)
-    missing = [service for service in dict.fromkeys(services) if service not in urls]
+    missing = [service for service in services if service not in urls]
     if missing:
         raise UsageError(f"--stack attach: no --url for {', '.join(missing)}, which the chosen cells need")
     return AttachStack(urls, options.kv_dir, options.evidence_dir)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from harness import storage_checks
-from harness.checks import CHECKS, Case, comparison
+from harness.checks import CHECKS, FAIL_POLICY, Case, comparison
 from harness.comparison import failed_cleanly, noise_band
 from harness.oracles import BROKEN_KINDS
 from harness.records import (
@@ -111,7 +111,10 @@ def _green(case: Case) -> Outcome:
     broken = [record for record in case.records(Role.VICTIM) if _is_broken(case, record)]
     if not broken:
         return Outcome.LOADED
-    clean = all(failed_cleanly(record.completion, stream=record.planned.stream) for record in broken)
+    answered = [record for record in broken if not record.planned.gives_up]
+    if not answered:
+        return Outcome.FAILED_CLEANLY if case.cell.policy == FAIL_POLICY else Outcome.RECOVERED
+    clean = all(failed_cleanly(record.completion, stream=record.planned.stream) for record in answered)
     return Outcome.FAILED_CLEANLY if clean else Outcome.RECOVERED
 
 

@@ -50,28 +50,17 @@ def prompt_problems(specs: Mapping[str, PromptSpec], prompt_ids: Sequence[str]) 
 
 
 def entry_problems(
-    entry: CellsEntry,
-    at: Location,
-    specs: Mapping[str, PromptSpec],
-    prompt_ids: Sequence[str],
-    engines: Sequence[str],
+    entry: CellsEntry, at: Location, specs: Mapping[str, PromptSpec], prompt_ids: Sequence[str]
 ) -> Iterator[Problem]:
     """What is wrong in one entry of `cells`, which is at location `at`."""
-    yield from _engine_problems(entry, (*at, "engine"), engines)
     yield from _fault_problems(entry.fault, (*at, "fault"))
     yield from _mode_problems(entry, at)
     yield from _shape_problems(entry.workload, (*at, "workload"))
     yield from _reference_problems(entry.workload, (*at, "workload"), prompt_ids)
     yield from _prefix_problems(entry.workload, (*at, "workload"), specs)
     yield from _chat_problems(entry.workload, (*at, "workload"), specs)
-
-
-def _engine_problems(entry: CellsEntry, at: Location, engines: Sequence[str]) -> Iterator[Problem]:
-    for engine in entry.engine:
-        if engine not in engines:
-            yield Problem(f"unknown engine {engine!r}", at, choose(engine, engines))
     if BASELINE in entry.engine and entry.fault.kind != (FaultKind.NONE,):
-        yield Problem(f"{BASELINE} has no fault injector", at, "valid with kind none only")
+        yield Problem(f"{BASELINE} has no fault injector", (*at, "engine"), "valid with kind none only")
 
 
 def _sharing_problems(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError, ValidationInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from harness.errors import UsageError
@@ -61,6 +61,14 @@ def _as_kind(value: object) -> FaultKind | StorageKind:
     raise PydanticCustomError("enum", "unknown kind", {"expected": ", ".join(KINDS)})
 
 
+def _as_engine(value: object, info: ValidationInfo) -> str:
+    """The file is validated with the names of all engines as its context."""
+    engines: tuple[str, ...] = info.context or ()
+    if isinstance(value, str) and value in engines:
+        return value
+    raise PydanticCustomError("enum", "unknown engine", {"expected": ", ".join(engines)})
+
+
 def _as_times(value: object) -> object:
     return ALWAYS if value == "always" else value
 
@@ -74,6 +82,7 @@ Names = Annotated[tuple[str, ...], BeforeValidator(_as_tuple)]
 Blocks = Annotated[BlockSelector, BeforeValidator(_as_selector)]
 Times = Annotated[int, BeforeValidator(_as_times), Field(ge=1)]
 Kind = Annotated[FaultKind | StorageKind, PlainValidator(_as_kind)]
+EngineName = Annotated[str, PlainValidator(_as_engine)]
 Word = Annotated[str, Field(pattern=WORD_PATTERN)]
 
 
@@ -147,7 +156,7 @@ class CellsEntry(Entry):
     why: str = Field(min_length=1)
     name: Word | None = None
     report: str = Field("", pattern=r"^([\w.-]+(/[\w.-]+)?#\d+)?$")
-    engine: Axis[str]
+    engine: Axis[EngineName]
     load: Axis[Literal["sync", "async"]]
     fault: FaultEntry = FaultEntry()
     workload: WorkloadEntry
@@ -235,10 +244,12 @@ def _syntax(error: Exception) -> str:
     return str(error)
 
 
-def checked(model: type[Model], raw: object, location: Location, problems: list[Problem]) -> Model | None:
-    """`raw` as a `model`, or None with what is wrong appended to `problems`."""
+def checked(
+    model: type[Model], raw: object, location: Location, problems: list[Problem], engines: tuple[str, ...] = ()
+) -> Model | None:
+    """`raw` as a `model`, or None with what is wrong appended to `problems`. `engines`: names that cells may use."""
     try:
-        return model.model_validate(raw)
+        return model.model_validate(raw, context=engines)
     except ValidationError as error:
         problems += [_problem(model, raw, location, details) for details in error.errors(include_url=False)]
         return None

@@ -63,8 +63,8 @@ def acceptable(
 
 
 def victim_of(cell: Cell) -> PlannedRequest:
-    """The request whose load is broken; of copies the first one."""
-    return next(request for request in cell.requests if request.role is Role.VICTIM)
+    """The request whose load is broken; of copies the first one, in a cell without a victim any."""
+    return next((request for request in cell.requests if request.role is Role.VICTIM), cell.requests[0])
 
 
 def first_bad_block(cell: Cell, prompt: Prompt) -> int | None:

@@ -19,7 +19,6 @@ from harness.judge import cell_judge, exit_code, judge
 from harness.known_issues import KnownIssue, with_known_issues
 from harness.oracles import needed
 from harness.records import (
-    BASELINE,
     Cell,
     Observation,
     OracleKey,
@@ -123,7 +122,7 @@ def _observe(
     with clock.phase("prefill"):
         _prefill(runner, plan, prompts)
     with clock.phase("oracles"):
-        oracles = _measure(runner, needed(plan.cells, prompts, block_size))
+        oracles = _measure(runner, needed(runner.runnable(plan.cells), prompts, block_size))
         folder.save_oracles(oracles)
     judge_alone = cell_judge(prompts, oracles, block_size)
     with clock.phase("cells"):
@@ -181,7 +180,7 @@ def judge_again(folder: RunFolder, known_issues: tuple[KnownIssue, ...] = ()) ->
 
 
 def _describe(stack: Stack, folder: RunFolder, invocation: Invocation) -> RunInfo:
-    client = stack.client(BASELINE)
+    client = stack.client(PREFILL)
     found = {service: stack.engine_info(service) for service in stack.services}
     engines = {service: engine for service, engine in found.items() if engine}
     # Services that others started may not say what they are; then what vLLM's server tells has to do.
@@ -190,7 +189,7 @@ def _describe(stack: Stack, folder: RunFolder, invocation: Invocation) -> RunInf
         run_id=folder.path.name,
         matrix=invocation.matrix,
         stack=stack.name,
-        versions=engines[BASELINE].versions if BASELINE in engines else unknown,
+        versions=engines[PREFILL].versions if PREFILL in engines else unknown,
         engines=engines,
         command=invocation.command,
         started_at_s=time.time(),
@@ -206,8 +205,9 @@ def _prefill(runner: Runner, plan: Plan, prompts: Mapping[str, Prompt]) -> None:
     """Save every prompt's KV; the decode engines warm up on the first one meanwhile."""
     first, *others = sorted(prompts.values(), key=lambda prompt: len(prompt.token_ids))
     runner.prefill(first)
-    services = tuple(dict.fromkeys((BASELINE, *(cell.engine for cell in plan.cells))))
-    with ThreadPoolExecutor(len(services)) as pool:
+    used = (service for cell in runner.runnable(plan.cells) for service in (cell.oracle_engine, cell.engine))
+    services = tuple(dict.fromkeys(used))
+    with ThreadPoolExecutor(max(len(services), 1)) as pool:
         warm_ups = [pool.submit(runner.warm_up, service, first) for service in services]
         for prompt in others:
             runner.prefill(prompt)

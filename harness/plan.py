@@ -91,8 +91,8 @@ def _plan(root: object, engines: Engines, problems: list[Problem]) -> Plan:
     problems += prompt_problems(specs, tuple(prompts))
     cells: dict[str, Cell] = {}
     for index, raw in enumerate(raw_cells):
-        if entry := checked(CellsEntry, raw, ("cells", index), problems):
-            problems += entry_problems(entry, ("cells", index), specs, tuple(prompts), tuple(engines))
+        if entry := checked(CellsEntry, raw, ("cells", index), problems, tuple(engines)):
+            problems += entry_problems(entry, ("cells", index), specs, tuple(prompts))
             problems += _add(cells, _expand(entry, engines), ("cells", index))
     return _keep(Plan(top.name if top else "", tuple(specs.values()), tuple(cells.values())), set(cells))
 
@@ -129,10 +129,9 @@ def _add(cells: dict[str, Cell], new: Iterable[Cell], at: Location) -> Iterator[
 
 
 def _expand(entry: CellsEntry, engines: Engines) -> Iterator[Cell]:
-    """The entry's cells on those of its engines that there are."""
     workload = entry.workload
     for engine, load, victim, stream, api, (fault, words) in itertools.product(
-        [engines[name] for name in entry.engine if name in engines],
+        [engines[name] for name in entry.engine],
         map(LoadMode, entry.load),
         workload.victim,
         workload.stream,

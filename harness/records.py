@@ -111,7 +111,7 @@ class Engine:
 class Prompt:
     """A prompt as token ids. `full_block_count`: whole blocks that can be loaded, i.e. (len - 1) // block size.
     `secret`: a word that occurs in no other prompt, or empty. `message`: what a user says so that the model's chat
-    template gives just these tokens; empty for a prompt that is no chat."""
+    template gives just these tokens; empty for a prompt that is no chat. `unstored`: it has no block on purpose."""
 
     id: str
     token_ids: tuple[int, ...]
@@ -119,6 +119,7 @@ class Prompt:
     full_block_count: int
     secret: str = ""
     message: str = ""
+    unstored: bool = False
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ class PlannedRequest:
     load: LoadMode
     fault: Fault = NO_FAULT
     stream: bool = False
-    sent: Moment = Moment.LOADING
+    sent: Moment = Moment.START
     gives_up: Moment | None = None
     deadline_s: float = 0.0
     chat: bool = False

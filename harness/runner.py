@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -65,6 +65,10 @@ class Runner:
         self._volume: Volume | None = None
         self._unsettled: set[str] = set()
 
+    def runnable(self, cells: Iterable[Cell]) -> tuple[Cell, ...]:
+        """The cells whose engines the stack has."""
+        return tuple(cell for cell in cells if {cell.engine, cell.oracle_engine} <= {*self._stack.services})
+
     def prefill(self, prompt: Prompt) -> None:
         """Have the producer compute and save a prompt's KV. Raises StackError when it cannot."""
         journal = _Tail(journal_path(self._stack.evidence_dir, PREFILL))
@@ -109,6 +113,8 @@ class Runner:
                 return _not_observed(cell, str(error), started_at_s, time.monotonic() - began_s)
 
     def _observe(self, cell: Cell, started_at_s: float, began_s: float) -> Observation:
+        if not self.runnable((cell,)):
+            raise LeverMissing(f"{cell.engine} does not run here: it belongs to a profile (COMPOSE_PROFILES=extra)")
         before = self._prepare(cell)
         volume = self._volume_for(cell)
         listing = volume.listing() if volume else ()

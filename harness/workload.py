@@ -80,7 +80,7 @@ def _build(spec: PromptSpec, built: Mapping[str, Prompt], tokens: _Tokens, block
     token_ids = _token_ids(spec, prefix, tokens)
     block_count = full_block_count(len(token_ids), block_size)
     text = tokens.tokenizer.detokenize(token_ids)
-    prompt = Prompt(spec.id, token_ids, text, block_count, spec.secret, spec.text if spec.chat else "")
+    prompt = Prompt(spec.id, token_ids, text, block_count, spec.secret, spec.text if spec.chat else "", spec.unstored)
     _check_loadable(prompt, spec, block_size)
     _check_secret_loaded(prompt, len(prefix), spec, tokens, block_size)
     _check_shares_no_more(prompt, spec, built, block_size)

@@ -23,6 +23,10 @@ vllm:num_requests_running{engine="1"} 2.0
 vllm:num_requests_waiting{engine="0"} 3.0
 # TYPE vllm:num_requests_waiting_by_reason gauge
 vllm:num_requests_waiting_by_reason{engine="0",reason="deferred"} 3.0
+# TYPE vllm:num_preemptions_total counter
+vllm:num_preemptions_total{engine="0"} 2.0
+vllm:num_preemptions_total{engine="1"} 1.0
+vllm:num_preemptions_created{engine="0"} 1.7e9
 # TYPE vllm:kv_cache_usage_perc gauge
 vllm:kv_cache_usage_perc{engine="0"} 0.25
 vllm:kv_cache_usage_perc{engine="1"} 0.5

@@ -17,12 +17,12 @@ from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 
-from harness.plan import POLICIES
 from harness.records import Role
 from harness.runner import PREFILL
 from harness.stack import AttachStack
 from services.faults import NO_FAULT, LoadMode, parse_control
 from services.journal import EventName, Journal
+from tests.engines import ENGINES
 from tests.fake_server import Behaviour, FakeHttpServer, Handler, engine_behaviours, refuse, reply, reset, stream
 from tests.ways_to_be_wrong import (
     Answer,
@@ -57,7 +57,7 @@ class SimulatedEngine:
 
     def __init__(self, service: str, store: set[Tokens], evidence_dir: Path, wrong: Wrong) -> None:
         self.service, self._store, self._wrong = service, store, wrong
-        self._policy = POLICIES.get(service, "")
+        self._policy = ENGINES[service].policy if service in ENGINES else ""
         self._journal = Journal(evidence_dir, service)
         self._changed = threading.Condition()
         self._cache: dict[Tokens, bool] = {}
@@ -90,6 +90,8 @@ class SimulatedEngine:
         return f"""\
 vllm:num_requests_running {self._running_count}
 vllm:num_requests_waiting 0
+# TYPE vllm:num_preemptions_total counter
+vllm:num_preemptions_total 0
 vllm:kv_cache_usage_perc {usage}
 vllm:cache_config_info{{block_size="{BLOCK_SIZE}",num_gpu_blocks="728"}} 1
 """
@@ -301,11 +303,11 @@ class EngineServer(FakeHttpServer):
 
 @contextmanager
 def simulated_stack(evidence_dir: Path, wrong: Wrong) -> Iterator[AttachStack]:
-    """A producer and three consumers, all `wrong` in the same way, in threads of this process."""
+    """A producer and all consumers, all `wrong` in the same way, in threads of this process."""
     evidence_dir.mkdir()
     store: set[Tokens] = set()
     with ExitStack() as running:
-        engines = [SimulatedEngine(service, store, evidence_dir, wrong) for service in (PREFILL, *POLICIES)]
+        engines = [SimulatedEngine(service, store, evidence_dir, wrong) for service in (PREFILL, *ENGINES)]
         servers = [running.enter_context(serving(engine)) for engine in engines]
         urls = {server.engine.service: f"http://127.0.0.1:{server.server_address[1]}" for server in servers}
         yield AttachStack(urls, None, evidence_dir)

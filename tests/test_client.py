@@ -11,12 +11,13 @@ import pytest
 
 from harness.client import EngineClient, QueueState
 from harness.errors import HarnessError, StackError
-from harness.records import Completion, TokenChoice
+from harness.records import Completion, Prompt, TokenChoice
 from services.faults import Fault, FaultKind, LoadControl, parse_control
 from tests import fake_server
 from tests.fake_server import FakeServer, hang, refuse, reply, reset, stream, trickle
 
 COMPLETIONS = "/v1/completions"
+PROMPT = Prompt("p", (504, 3575), "The capital", 0)
 CONTROL = LoadControl(tag="cell-1", offer_blocks=3, fault=Fault(FaultKind.REPORT, (1,)))
 PARIS_TOP = {"token_id:7042": -0.25, "token_id:260": -2.5}
 DOT_TOP = {"token_id:28": -1.5, "token_id:30": -0.5}
@@ -55,7 +56,7 @@ def engine() -> Iterator[FakeServer]:
 
 def complete(engine: FakeServer, *, streamed: bool = False, deadline_s: float = 10) -> Completion:
     client = EngineClient(engine.url)
-    return client.complete((504, 3575), CONTROL, max_tokens=2, stream=streamed, deadline_s=deadline_s)
+    return client.complete(PROMPT, CONTROL, max_tokens=2, stream=streamed, deadline_s=deadline_s)
 
 
 def test_a_plain_completion_is_parsed(engine: FakeServer) -> None:
@@ -197,7 +198,7 @@ def test_several_threads_share_a_client(engine: FakeServer) -> None:
     got: list[Completion] = []
 
     def send() -> None:
-        got.append(client.complete((1,), CONTROL, max_tokens=2, stream=True, deadline_s=10))
+        got.append(client.complete(PROMPT, CONTROL, max_tokens=2, stream=True, deadline_s=10))
 
     threads = [threading.Thread(target=send) for _ in range(8)]
     for thread in threads:
@@ -213,7 +214,7 @@ def test_facts_about_the_engine(engine: FakeServer) -> None:
     assert client.version() == "0.32.0"
     assert client.model_name() == "kvproof-model"
     assert (client.block_size(), client.num_gpu_blocks()) == (32, 728)
-    assert client.queue_state() == QueueState(running_count=3, waiting_count=3, cache_usage=0.5)
+    assert client.queue_state() == QueueState(running_count=3, waiting_count=3, cache_usage=0.5, preemption_count=3)
     assert client.tokenize("The capital") == (504, 3575)
     assert client.detokenize((504, 3575)) == "The capital"
     client.reset_prefix_cache()

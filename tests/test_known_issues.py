@@ -14,6 +14,7 @@ from harness.known_issues import KnownIssue, load_known_issues, with_known_issue
 from harness.records import EngineInfo, Evidence, Outcome, RunInfo, Status, Verdict, Versions
 from services.faults import FaultKind
 from tests.builders import cell
+from tests.engines import ENGINES
 
 LINK = "https://github.com/vllm-project/vllm/issues/1"
 ISSUE = KnownIssue("recompute-*", SpecifierSet(">=0.30,<0.33"), "any", Outcome.CRASHED, LINK, "It dies.")
@@ -181,5 +182,5 @@ def test_the_shipped_list_is_in_order_and_names_cells_that_there_are() -> None:
     from harness.plan import load_plan
 
     matrices = [path for path in SHIPPED.parent.glob("*.yaml") if path != SHIPPED]
-    cell_ids = [cell.id for path in matrices for cell in load_plan(path).cells]
+    cell_ids = [cell.id for path in matrices for cell in load_plan(path, ENGINES).cells]
     assert [issue.cell for issue in load_known_issues(SHIPPED) if not fnmatch.filter(cell_ids, issue.cell)] == []

@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from itertools import product
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
 from harness.errors import UsageError
-from harness.matrix_file import KINDS, EngineName
-from harness.plan import POLICIES, load_plan, select_cells
-from harness.records import Cell, Outcome, Plan, PlannedRequest, PromptSpec, Role
+from harness.matrix_file import KINDS
+from harness.plan import load_plan, select_cells
+from harness.records import Cell, Moment, Outcome, Plan, PlannedRequest, PromptSpec, Role
 from services.faults import ALWAYS, BREACH_KINDS, Fault, FaultKind, LoadMode
+from tests.engines import ENGINES
 
 MATRICES = Path(__file__).parents[1] / "harness" / "matrix"
 EXAMPLE = MATRICES / "example.yaml"
@@ -41,7 +41,7 @@ cells:
 def plan_of(tmp_path: Path, text: str) -> Plan:
     path = tmp_path / "matrix.yaml"
     path.write_text(text, encoding="utf-8")
-    return load_plan(path)
+    return load_plan(path, ENGINES)
 
 
 def cells_of(tmp_path: Path, entry: str) -> tuple[Cell, ...]:
@@ -97,8 +97,8 @@ def test_a_whole_cell(tmp_path: Path) -> None:
         load=LoadMode.ASYNC,
         requests=(
             PlannedRequest(Role.VICTIM, "harbour", LoadMode.ASYNC, fault),
-            PlannedRequest(Role.SHARER, "ferry", LoadMode.ASYNC),
-            PlannedRequest(Role.BYSTANDER, "library", LoadMode.ASYNC),
+            PlannedRequest(Role.SHARER, "ferry", LoadMode.ASYNC, sent=Moment.LOADING),
+            PlannedRequest(Role.BYSTANDER, "library", LoadMode.ASYNC, sent=Moment.LOADING),
         ),
         expected=Outcome.FAILED_CLEANLY,
         why="Because.",
@@ -235,10 +235,6 @@ def test_a_prompt_keeps_its_paragraphs_and_repeats_its_text(tmp_path: Path) -> N
     )
 
 
-def test_every_engine_has_a_policy() -> None:
-    assert get_args(EngineName) == tuple(POLICIES)
-
-
 # Mistakes.
 
 MANY_MISTAKES = """
@@ -295,10 +291,10 @@ def many(tmp_path: Path) -> list[str]:
         "valid: Harbour, harbour, bakery, ferry)",
         "ferry is given twice @ prompts.ferry (line 11)",
         "unknown key bloks @ prompts.ferry.bloks (line 11; valid: text, repeat, token_count, secret, share_with, "
-        "shared_blocks)",
+        "shared_blocks, chat, unstored)",
         "why is missing @ cells.0.why (line 13)",
         "unknown value 'decode-recompte' @ cells.0.engine.1 (line 13; did you mean decode-recompute? "
-        "valid: decode-recompute, decode-fail, decode-baseline)",
+        "valid: decode-baseline, decode-recompute, decode-fail, decode-chunked, decode-tight)",
         "unknown value 'off' @ cells.0.load (line 14; valid: sync, async)",
         f"unknown value 'reprot' @ cells.0.fault.kind (line 15; did you mean report? valid: {', '.join(KINDS)})",
         "'center' names no blocks @ cells.0.fault.blocks.1 (line 15; valid: first, middle, last, all, "
@@ -307,7 +303,7 @@ def many(tmp_path: Path) -> list[str]:
         "input should be a valid number, not 'fast' @ cells.0.fault.delay_s (line 15)",
         "input should be a valid string, not 19329 @ cells.1.report (line 18)",
         "'none' is not a mapping @ cells.1.fault (line 21; valid keys: kind, blocks, times, delay_s)",
-        "unknown value 'pair' @ cells.1.workload.kind (line 22; valid: single, mix, group)",
+        "unknown value 'pair' @ cells.1.workload.kind (line 22; valid: single, mix, twin, late, group)",
         "victim is empty @ cells.1.workload.victim (line 22)",
         "unknown value 'fine' @ cells.1.expect (line 23; valid: loaded, recovered, failed-cleanly, caught)",
         "input should be a valid integer, not True @ cells.1.max_tokens (line 24)",
@@ -413,7 +409,7 @@ def test_broken_yaml_says_where(tmp_path: Path, text: str, says: str) -> None:
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"cannot read the matrix file .*gone.yaml: No such file"):
-        load_plan(tmp_path / "gone.yaml")
+        load_plan(tmp_path / "gone.yaml", ENGINES)
 
 
 @pytest.mark.parametrize("text", ["", "7", "- a\n"])
@@ -427,7 +423,7 @@ def test_a_file_without_a_mapping(tmp_path: Path, text: str) -> None:
 
 @pytest.fixture(scope="module")
 def example() -> Plan:
-    return load_plan(EXAMPLE)
+    return load_plan(EXAMPLE, ENGINES)
 
 
 def test_no_pattern_selects_everything(example: Plan) -> None:
@@ -462,7 +458,7 @@ def test_every_pattern_must_match(example: Plan) -> None:
 
 @pytest.fixture(scope="module")
 def robustness() -> Plan:
-    return load_plan(MATRICES / "robustness.yaml")
+    return load_plan(MATRICES / "robustness.yaml", ENGINES)
 
 
 def test_example_has_every_axis(example: Plan) -> None:

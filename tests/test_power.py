@@ -19,11 +19,12 @@ from harness.stack import AttachStack
 from harness.storage import RunFolder
 from services.faults import FaultKind
 from services.journal import EventName, Journal
+from tests.engines import ENGINES
 from tests.simulated_engine import simulated_stack
 from tests.ways_to_be_wrong import Wrong
 
 MATRIX = Path(__file__).resolve().parents[1] / "harness" / "matrix" / "example.yaml"
-EXAMPLE = load_plan(MATRIX)
+EXAMPLE = load_plan(MATRIX, ENGINES)
 
 MIDDLE = ("*-report-*-middle",)
 MIX = ("*-report-*-mix",)
@@ -156,7 +157,7 @@ def test_honest_engines_are_green_in_the_whole_example(tmp_path: Path) -> None:
 
 def test_honest_engines_are_green_with_every_fault_of_the_robustness_matrix(tmp_path: Path) -> None:
     """Also where vLLM is red: what is asked of an engine can be done."""
-    check(run(load_plan(MATRIX.with_name("robustness.yaml")), tmp_path), Case(Wrong.NOTHING, {}, 0, ""))
+    check(run(load_plan(MATRIX.with_name("robustness.yaml"), ENGINES), tmp_path), Case(Wrong.NOTHING, {}, 0, ""))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.wrong)

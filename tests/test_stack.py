@@ -262,7 +262,9 @@ def test_attach_needs_the_evidence(tmp_path: Path) -> None:
 
 def test_inside_compose_everything_follows_from_the_file(tmp_path: Path) -> None:
     compose_file = write_compose(tmp_path, {"prefill": "fine", "decode-fail": "fine"}, host_port=8100)
-    stack = ComposeStack({"KVPROOF_IN_COMPOSE": "1", "KVPROOF_EVIDENCE_DIR": str(tmp_path)}, compose_file)
+    stack = ComposeStack(
+        compose_file, {"KVPROOF_IN_COMPOSE": "1", "KVPROOF_EVIDENCE_DIR": str(tmp_path)}, ("prefill", "decode-fail")
+    )
     stack.start()
     assert stack.url("decode-fail") == "http://decode-fail:8000"
     assert stack.kv_dir == Path("/kv")
@@ -279,7 +281,7 @@ def test_no_docker_engine(tmp_path: Path) -> None:
     compose_file = write_compose(tmp_path, {"prefill": "fine"})
     program = (
         "import sys, pathlib; from harness.stack import ComposeStack; from harness.errors import StackError\n"
-        "try: ComposeStack({}, pathlib.Path(sys.argv[1])).start()\n"
+        "try: ComposeStack(pathlib.Path(sys.argv[1]), {}, ('prefill',)).start()\n"
         "except StackError as error: print(error)\n"
     )
     environ = process_environ(DOCKER_HOST=f"unix://{tmp_path}/no.sock")
@@ -410,6 +412,11 @@ def test_read_engines_without_a_file(tmp_path: Path) -> None:
 
 def test_our_own_compose_file() -> None:
     engines = read_engines(ROOT / "compose.yaml", {})
-    assert [engine.service for engine in engines] == ["prefill", "decode-baseline", "decode-recompute", "decode-fail"]
-    assert len({engine.host_port for engine in engines} - {0}) == 4
+    always = ["prefill", "decode-baseline", "decode-recompute", "decode-fail"]
+    assert [engine.service for engine in engines if not engine.profiles] == always
+    assert [(e.service, e.profiles) for e in engines[4:]] == [
+        ("decode-chunked", ("extra",)),
+        ("decode-tight", ("extra",)),
+    ]
+    assert len({engine.host_port for engine in engines} - {0}) == len(engines)
     assert all(engine.environment["KVPROOF_SERVICE"] == engine.service for engine in engines)

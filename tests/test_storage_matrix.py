@@ -17,10 +17,11 @@ from harness.runner import _Turns
 from harness.storage import RunFolder
 from harness.storage_kinds import StorageFault, StorageKind
 from services.faults import NO_FAULT, FaultKind, LoadMode
+from tests.engines import ENGINES
 from tests.simulated_engine import simulated_stack
 from tests.ways_to_be_wrong import Wrong
 
-STORAGE = load_plan(Path(__file__).parents[1] / "harness" / "matrix" / "storage.yaml")
+STORAGE = load_plan(Path(__file__).parents[1] / "harness" / "matrix" / "storage.yaml", ENGINES)
 HEAD = "schema: 1\nname: small\nprompts:\n  harbour: {text: Boats.}\ncells:\n"
 DEADLINE_S = 20
 
@@ -35,7 +36,7 @@ def test_a_kind_tells_its_layer(tmp_path: Path) -> None:
     entry = (
         "engine: [decode-recompute, decode-fail], load: async, fault: {kind: [report, fifo], blocks: [first, [0, 2]]}"
     )
-    plan = load_plan(matrix(tmp_path, entry))
+    plan = load_plan(matrix(tmp_path, entry), ENGINES)
     found = {cell.id: (cell.fault.kind, cell.storage, cell.expected) for cell in plan.cells}
     assert len(found) == 8
     assert found["recompute-report-async-first"] == (FaultKind.REPORT, None, Outcome.RECOVERED)
@@ -49,7 +50,9 @@ def test_a_kind_tells_its_layer(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("policy", ["recompute", "fail"])
 def test_a_miss_is_no_failure(policy: str, tmp_path: Path) -> None:
-    (cell,) = load_plan(matrix(tmp_path, f"engine: decode-{policy}, load: sync, fault: {{kind: index-missing}}")).cells
+    (cell,) = load_plan(
+        matrix(tmp_path, f"engine: decode-{policy}, load: sync, fault: {{kind: index-missing}}"), ENGINES
+    ).cells
     assert (cell.id, cell.expected) == (f"{policy}-index-missing-sync", Outcome.LOADED)
 
 
@@ -70,7 +73,7 @@ def test_a_miss_is_no_failure(policy: str, tmp_path: Path) -> None:
 )
 def test_mistakes(fault: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=message):
-        load_plan(matrix(tmp_path, f"engine: decode-fail, load: sync, fault: {fault}"))
+        load_plan(matrix(tmp_path, f"engine: decode-fail, load: sync, fault: {fault}"), ENGINES)
 
 
 # The shipped matrix.

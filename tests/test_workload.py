@@ -19,22 +19,34 @@ def characters(text: str) -> tuple[int, ...]:
     return tuple(map(ord, text))
 
 
-def joined(token_ids: tuple[int, ...]) -> str:
-    return "".join(map(chr, token_ids))
+class Characters:
+    """A tokenizer whose tokens are characters; `opening` comes before every text, a chat is put in brackets."""
+
+    def __init__(self, opening: tuple[int, ...] = ()) -> None:
+        self._opening = opening
+
+    def tokenize(self, text: str) -> tuple[int, ...]:
+        return self._opening + characters(text)
+
+    def tokenize_chat(self, message: str) -> tuple[int, ...]:
+        return characters(f"<{message}>")
+
+    def detokenize(self, token_ids: tuple[int, ...]) -> str:
+        return "".join(map(chr, token_ids))
 
 
 def text_of(*specs: PromptSpec) -> str:
-    return build_prompts(specs, characters, joined, BLOCK_SIZE)[specs[-1].id].text
+    return build_prompts(specs, Characters(), BLOCK_SIZE)[specs[-1].id].text
 
 
 def problems(*specs: PromptSpec) -> list[str]:
     with pytest.raises(UsageError) as caught:
-        build_prompts(specs, characters, joined, BLOCK_SIZE)
+        build_prompts(specs, Characters(), BLOCK_SIZE)
     return str(caught.value).splitlines()[1:]
 
 
 def test_text_without_a_count_is_used_as_it_is() -> None:
-    prompt = build_prompts([PromptSpec("plain", "Hi Hi Hi Bob")], characters, joined, BLOCK_SIZE)["plain"]
+    prompt = build_prompts([PromptSpec("plain", "Hi Hi Hi Bob")], Characters(), BLOCK_SIZE)["plain"]
     assert prompt.token_ids == characters("Hi Hi Hi Bob")
     assert prompt.text == "Hi Hi Hi Bob"
     assert prompt.full_block_count == 2
@@ -65,7 +77,7 @@ def test_a_text_of_one_line_is_cut_and_repeated_as_a_whole() -> None:
 @given(token_count=st.integers(28, 300), block_size=st.integers(1, 12))
 def test_counts_are_exact(token_count: int, block_size: int) -> None:
     spec = PromptSpec("harbour", TEXT, token_count, "owl")
-    prompt = build_prompts([spec], characters, joined, block_size)["harbour"]
+    prompt = build_prompts([spec], Characters(), block_size)["harbour"]
     assert len(prompt.token_ids) == token_count
     assert prompt.full_block_count == (token_count - 1) // block_size
     assert prompt.text.startswith("The word is owl.")
@@ -76,7 +88,7 @@ def test_counts_are_exact(token_count: int, block_size: int) -> None:
 @given(shared_blocks=st.integers(1, 14))
 def test_exactly_the_shared_blocks_are_equal(shared_blocks: int) -> None:
     sharer = PromptSpec("ferry", "My word: fox.\nNo story.\nMy word:", 120, "fox", "harbour", shared_blocks)
-    built = build_prompts([sharer, SECRET], characters, joined, BLOCK_SIZE)
+    built = build_prompts([sharer, SECRET], Characters(), BLOCK_SIZE)
     assert list(built) == ["ferry", "harbour"]
     own, other = built["ferry"].token_ids, built["harbour"].token_ids
     border, following = shared_blocks * BLOCK_SIZE, (shared_blocks + 1) * BLOCK_SIZE
@@ -92,7 +104,7 @@ def test_a_text_without_a_count_follows_the_shared_prefix() -> None:
 
 def test_special_tokens_come_once_and_count() -> None:
     ferry = PromptSpec("ferry", "Go.", share_with="harbour", shared_blocks=3)
-    built = build_prompts([SECRET, ferry], lambda text: (1, *characters(text)), joined, BLOCK_SIZE)
+    built = build_prompts([SECRET, ferry], Characters((1,)), BLOCK_SIZE)
     assert len(built["harbour"].token_ids) == 60
     assert built["harbour"].text.startswith("\x01The word is owl.\nA long")
     assert built["ferry"].text == "\x01The word is\nGo."

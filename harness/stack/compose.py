@@ -7,7 +7,7 @@ engine is asked for the running project.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,12 +18,11 @@ from docker.errors import DockerException
 from harness.client import root_cause
 from harness.errors import LeverMissing, StackError
 from harness.stack.base import Stack
-from harness.stack.definition import read_engines
+from harness.stack.definition import EngineDefinition, read_engines
 
 if TYPE_CHECKING:
     from docker.models.containers import Container
 
-COMPOSE_FILE = Path(__file__).resolve().parents[2] / "compose.yaml"
 PROJECT_LABEL = "com.docker.compose.project"
 SERVICE_LABEL = "com.docker.compose.service"
 DEFAULT_PROJECT = "kvproof"
@@ -35,16 +34,18 @@ START_HINT = "start the stack with `make up` or `docker compose up --detach`"
 
 
 class ComposeStack(Stack):
-    """The running Compose project. `environ` decides where we are (KVPROOF_IN_COMPOSE) and which project it is
-    (COMPOSE_PROJECT_NAME)."""
+    """The running Compose project. `environ` decides where we are (KVPROOF_IN_COMPOSE), which project it is
+    (COMPOSE_PROJECT_NAME), and which engines of a profile run (COMPOSE_PROFILES)."""
 
     name = "compose"
 
-    def __init__(self, environ: Mapping[str, str], compose_file: Path = COMPOSE_FILE) -> None:
-        """Raises UsageError when compose.yaml cannot be read."""
-        engines = read_engines(compose_file, environ)
+    def __init__(self, compose_file: Path, environ: Mapping[str, str], services: tuple[str, ...]) -> None:
+        """Uses only `services`, and of those only the ones that run. Raises UsageError when compose.yaml cannot be
+        read."""
+        profiles = environ.get("COMPOSE_PROFILES", "").split(",")
+        engines = [engine for engine in read_engines(compose_file, environ) if engine.service in services]
         super().__init__(
-            tuple(engine.service for engine in engines),
+            tuple(engine.service for engine in engines if _is_started(engine, profiles)),
             Path(environ.get("KVPROOF_KV_DIR", KV_MOUNT)),
             Path(environ.get("KVPROOF_EVIDENCE_DIR", EVIDENCE_MOUNT)),
         )
@@ -109,6 +110,11 @@ class ComposeStack(Stack):
         if container.status not in ENDED_STATES:
             return super()._end_of(service)
         return f"its container ended, exit code {container.attrs['State']['ExitCode']}"
+
+
+def _is_started(engine: EngineDefinition, profiles: Sequence[str]) -> bool:
+    """Whether `docker compose up` with these profiles starts the engine; `*` is every profile."""
+    return not engine.profiles or not {"*", *engine.profiles}.isdisjoint(profiles)
 
 
 def _require_folder(folder: Path | None, label: str, rights: int) -> Path:
