@@ -278,7 +278,7 @@ def nothing_leaked(case: Case) -> Iterator[Finding]:
     held = after.cache_usage > before.cache_usage + CACHE_USAGE_TOLERANCE
     ok = case.observation.settled and after.running_count == after.waiting_count == 0 and not held
     got = f"{after.running_count} running, {after.waiting_count} waiting, {after.cache_usage:.1%} of the blocks held"
-    detail = "" if case.observation.settled else "waiting for the engine to come to rest was given up"
+    detail = "" if case.observation.settled else "the engine did not come to rest, or would not empty its prefix cache"
     expected = f"0 running, 0 waiting, {before.cache_usage:.1%} of the blocks held"
     yield Finding("nothing-leaked", ok, detail, expected=expected, got=got)
 

@@ -25,7 +25,7 @@ from pydantic import BaseModel, ValidationError
 from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_fixed
 
 from harness.completions import Departure, Draft, first_problem, path_and_body, refusal
-from harness.errors import HarnessError, StackError
+from harness.errors import BlocksHeld, HarnessError, StackError
 from harness.records import Completion, Prompt
 from services.faults import LoadControl
 
@@ -155,7 +155,7 @@ class EngineClient:
     def reset_prefix_cache(self) -> None:
         """Empty the engine's own prefix cache (not the connector's store).
 
-        Raises HarnessError when the engine lacks the endpoint, or still refuses after RESET_TIMEOUT_S
+        Raises HarnessError when the engine lacks the endpoint, BlocksHeld when it still refuses after RESET_TIMEOUT_S
         seconds, which it does while anything holds KV blocks.
         """
         attempts = Retrying(
@@ -166,7 +166,7 @@ class EngineClient:
         try:
             attempts(self._reset_once)
         except RetryError:
-            raise HarnessError(
+            raise BlocksHeld(
                 f"{self.base_url}: the prefix cache could not be reset for {RESET_TIMEOUT_S:g} s: something still "
                 "holds KV blocks; /metrics shows vllm:num_requests_running and vllm:kv_cache_usage_perc"
             ) from None

@@ -3,6 +3,7 @@
 HarnessError            3   the harness or its stack broke
 ├── LeverMissing        3   this stack cannot do what a cell asks of it; the cell is skipped
 ├── StackError          3   a service did not start, died, or cannot be reached
+│   └── BlocksHeld      3   an engine that should be at rest still holds KV blocks
 └── UsageError         64   bad arguments or a bad matrix file
 """
 
@@ -17,6 +18,10 @@ class HarnessError(Exception):
 
 class StackError(HarnessError):
     """A service did not start, died, or cannot be reached."""
+
+
+class BlocksHeld(StackError):
+    """An engine that should be at rest still holds KV blocks, so its prefix cache cannot be emptied."""
 
 
 class LeverMissing(HarnessError):

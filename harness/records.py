@@ -301,9 +301,10 @@ class VolumeRecord:
 @dataclass(frozen=True)
 class Observation:
     """Everything recorded for one cell, saved before anyone judges it. `events`: the engine's journal while
-    the cell ran. `after`: the engine once its queues were empty, or when waiting for that was given up
-    (`settled` False). `error`: the harness could not run the cell, and why. `skipped`: the stack lacks what the
-    cell needs, and what that is. `volume`: empty in a cell without a fault in storage."""
+    the cell ran. `after`: the engine once its queues were empty, or when waiting for that was given up (`settled`
+    False; also where it would not empty its prefix cache at the end). `error`: the harness could not run it, and why.
+    `skipped`: the stack lacks what the cell needs, and what that is. `volume`: empty in a cell without a fault in
+    storage."""
 
     cell_id: str
     requests: tuple[RequestRecord, ...]

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from harness.client import EngineClient
 from harness.completions import Departure
-from harness.errors import HarnessError, LeverMissing, StackError
+from harness.errors import BlocksHeld, HarnessError, LeverMissing, StackError
+from harness.journals import read_journal
 from harness.oracles import oracle_block_count, oracle_name, victim_of
 from harness.records import (
     Cell,
@@ -36,7 +37,7 @@ from harness.sending import Cues, send_all, wait_until
 from harness.stack import Stack
 from harness.storage_faults import Volume, saved_keys
 from services.faults import FaultKind, LoadControl, LoadMode
-from services.journal import ENGINE_LOG_NAME, Event, EventName, journal_path, read_events
+from services.journal import ENGINE_LOG_NAME, Event, EventName, journal_path
 
 PREFILL = "prefill"
 
@@ -126,9 +127,10 @@ class Runner:
                 self._settle(cell, before)
                 records += (self._send(cell, planned, len(records), began_s),)
             settled = self._settle(cell, before)
-        if volume:
-            records += self._reload(cell, len(records), began_s)
-            settled = self._settle(cell, before)
+        if volume and self._state(cell.engine).healthy:
+            reloads = self._reload(cell, len(records), began_s)
+            records += reloads
+            settled = reloads != () and self._settle(cell, before)
         if not settled:
             self._unsettled.add(cell.engine)
         return Observation(
@@ -151,7 +153,7 @@ class Runner:
         if self._volume is None:
             if self._stack.kv_dir is None:
                 raise LeverMissing("files on the KV volume cannot be reached from here; give the folder with --kv-dir")
-            events, _ = read_events(journal_path(self._stack.evidence_dir, PREFILL))
+            events, _ = read_journal(journal_path(self._stack.evidence_dir, PREFILL))
             keys = {prompt_id: saved_keys(events, _prefill_tag(prompt_id)) for prompt_id in self._prompts}
             self._volume = Volume(self._stack.kv_dir, keys)
         return self._volume
@@ -163,10 +165,12 @@ class Runner:
         return volume.damaged(cell.storage, victim, self._prompts[victim].full_block_count)
 
     def _reload(self, cell: Cell, index: int, began_s: float) -> tuple[RequestRecord, ...]:
-        """The victim's prompt again, now that the files were put back, from the store; no engine, no answer."""
-        if not self._state(cell.engine).healthy:
+        """The victim's prompt again, now that the files were put back, from the store. Not where the engine still holds
+        blocks: with its old prefix cache it would not load them again, and what it holds is a finding of its own."""
+        try:
+            self._reset(cell.engine)
+        except BlocksHeld:
             return ()
-        self._reset(cell.engine)
         victim = victim_of(cell)
         planned = PlannedRequest(Role.RELOAD, victim.prompt_id, victim.load, stream=victim.stream, chat=victim.chat)
         return (self._send(cell, planned, index, began_s),)
@@ -190,9 +194,11 @@ class Runner:
             raise StackError(self._stack.report(service, f"still there {KILL_DEADLINE_S:g} s after it was killed"))
 
     def _reset(self, service: str) -> None:
-        """Empty the engine's prefix cache. Raises StackError with the end of the engine's log when it cannot."""
+        """Empty the engine's prefix cache. Raises BlocksHeld or another StackError with the end of the engine's log."""
         try:
             self._stack.client(service).reset_prefix_cache()
+        except BlocksHeld as error:
+            raise BlocksHeld(self._stack.report(service, str(error))) from None
         except HarnessError as error:
             raise StackError(self._stack.report(service, str(error))) from None
 
@@ -291,7 +297,7 @@ class _Tail:
 
     def events(self) -> tuple[Event, ...]:
         """Of a journal."""
-        return read_events(self._path, self._offset_bytes)[0]
+        return read_journal(self._path, self._offset_bytes)[0]
 
     def has(self, name: EventName) -> bool:
         return any(event.name is name for event in self.events())

@@ -66,6 +66,10 @@ class EventName(StrEnum):
     """[supervisor] the vLLM process ended; `reason` is the exit code or signal in words."""
 
 
+class JournalDamaged(ValueError):
+    """A whole line that no journal wrote; the text says which file, which line and what is wrong with it."""
+
+
 @dataclass(frozen=True)
 class Event:
     """One fact. `time_s` is Unix time in seconds. `blocks` are logical block indices of the prompt (0 = its
@@ -126,8 +130,10 @@ def to_json(event: Event) -> dict[str, object]:
     return {key: value for key, value in dataclasses.asdict(event).items() if value not in ("", (), 0, 0.0)}
 
 
-def from_json(raw: dict[str, object]) -> Event:
-    """Inverse of `to_json`. Raises TypeError or ValueError for a line that no journal wrote."""
+def from_json(raw: object) -> Event:
+    """Inverse of `to_json`. Raises TypeError or ValueError for what no journal wrote."""
+    if not isinstance(raw, dict):
+        raise TypeError(f"not a mapping but {type(raw).__name__}")
     fields = {key: tuple(value) if isinstance(value, list) else value for key, value in raw.items()}
     return Event(**{**fields, "name": EventName(str(fields.get("name")))})  # type: ignore[arg-type]
 
@@ -135,7 +141,8 @@ def from_json(raw: dict[str, object]) -> Event:
 def read_events(path: Path, offset_bytes: int = 0) -> tuple[tuple[Event, ...], int]:
     """The events in whole lines after `offset_bytes`, and the offset where to read on.
 
-    A missing file is an empty journal. A last line without its line feed is left for the next call.
+    A missing file is an empty journal. A last line without its line feed is left for the next call. Raises
+    JournalDamaged for a whole line that is no event.
     """
     if not path.exists():
         return (), offset_bytes
@@ -143,5 +150,15 @@ def read_events(path: Path, offset_bytes: int = 0) -> tuple[tuple[Event, ...], i
         file.seek(offset_bytes)
         data = file.read()
     whole = data[: data.rfind(b"\n") + 1]
-    events = tuple(from_json(json.loads(line)) for line in whole.splitlines())
+    lines = whole.split(b"\n")[:-1]
+    events = tuple(_event(line, path, offset_bytes, index) for index, line in enumerate(lines))
     return events, offset_bytes + len(whole)
+
+
+def _event(line: bytes, path: Path, offset_bytes: int, index: int) -> Event:
+    """The event in the line `index` (counted from 0) after `offset_bytes`."""
+    try:
+        return from_json(json.loads(line))
+    except (TypeError, ValueError, RecursionError) as error:
+        number = path.read_bytes()[:offset_bytes].count(b"\n") + index + 1
+        raise JournalDamaged(f"{path}, line {number}: not a line of a journal: {error}") from error

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from harness import client as client_module
 from harness.client import EngineClient, QueueState
-from harness.errors import HarnessError, StackError
+from harness.errors import BlocksHeld, HarnessError, StackError
 from harness.records import Completion, Prompt, TokenChoice
 from services.faults import Fault, FaultKind, LoadControl, parse_control
 from tests import fake_server
@@ -236,6 +237,13 @@ def test_reset_waits_until_the_blocks_are_free(engine: FakeServer) -> None:
     engine.behaviours["/reset_prefix_cache"] = lambda handler: reply(next(answers))(handler)
     EngineClient(engine.url).reset_prefix_cache()
     assert next(answers, None) is None
+
+
+def test_reset_gives_up_while_blocks_are_held(engine: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "RESET_TIMEOUT_S", 0.1)
+    engine.behaviours["/reset_prefix_cache"] = reply({"success": False})
+    with pytest.raises(BlocksHeld, match="still holds KV blocks"):
+        EngineClient(engine.url).reset_prefix_cache()
 
 
 def test_an_empty_answer_to_reset_is_a_success(engine: FakeServer) -> None:

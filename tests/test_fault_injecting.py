@@ -18,8 +18,10 @@ torch = pytest.importorskip("torch")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # vLLM's and torch's own
     pytest.importorskip("vllm")
-    from services import fault_injecting
-    from services.fault_injecting import FaultInjectingConnector, FaultInjectingMetadata, InjectedError
+    from services.fault_injecting import FaultInjectingConnector, FaultInjectingMetadata
+    from services.fault_injecting.loads import InjectedError
+    from services.fault_injecting.scheduler import SchedulerSide
+    from services.fault_injecting.worker import WorkerSide
 
 BLOCK_SIZE = 4
 BLOCK_COUNT = 12
@@ -118,8 +120,8 @@ class Bench:
         connector = FaultInjectingConnector.__new__(FaultInjectingConnector)
         connector.inner = self.inner
         connector._connector_metadata = None
-        connector._scheduler = fault_injecting._SchedulerSide(self.inner, journal, BLOCK_SIZE, True)
-        connector._worker = fault_injecting._WorkerSide(self.inner, journal, BLOCK_COUNT)
+        connector._scheduler = SchedulerSide(self.inner, journal, BLOCK_SIZE, True)
+        connector._worker = WorkerSide(self.inner, journal, BLOCK_COUNT)
         connector._worker.register({"layer": self.cache})
         self.connector = connector
         params = to_params(LoadControl("tag", mode, fault=fault))

@@ -14,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import services.journal
-from services.journal import Event, EventName, Journal, from_json, journal_path, read_events, to_json
+from harness.errors import HarnessError
+from harness.journals import read_journal
+from services.journal import Event, EventName, Journal, JournalDamaged, from_json, journal_path, read_events, to_json
 
 REPOSITORY = Path(services.journal.__file__).parents[1]
 INDICES = st.lists(st.integers(0, 2**40), max_size=4).map(tuple)
@@ -56,9 +58,11 @@ def test_empty_fields_are_left_out() -> None:
         {"service": "a", "time_s": 1.0},
         {"name": "no such event", "service": "a", "time_s": 1.0},
         {"name": "lookup", "service": "a", "time_s": 1.0, "colour": "red"},
+        ["lookup", "a", 1.0],
+        "lookup",
     ],
 )
-def test_what_no_journal_wrote_is_refused(raw: dict[str, object]) -> None:
+def test_what_no_journal_wrote_is_refused(raw: object) -> None:
     with pytest.raises((TypeError, ValueError)):
         from_json(raw)
 
@@ -125,6 +129,25 @@ def test_a_partial_last_line_is_left_for_the_next_call(tmp_path: Path) -> None:
         rest, end = read_events(journal.path, offset)
         assert [event.request for event in events + rest] == ["first", "second"]
         assert end == len(whole)
+
+
+GARBAGE = [b"garbage", b"", b"\xff\xfe", b"[]", b'{"name": "no such event"}', b"[" * 100_000]
+
+
+@pytest.mark.parametrize("garbage", GARBAGE, ids=lambda line: repr(line[:24]))
+def test_a_line_that_is_garbage_is_named_by_file_and_line(garbage: bytes, tmp_path: Path) -> None:
+    journal = Journal(tmp_path, "decode")
+    journal.write(EventName.SAVED)
+    offset = journal.path.stat().st_size
+    journal.write(EventName.SAVED)
+    with journal.path.open("ab") as file:
+        file.write(garbage + b"\n")
+    for begin in (0, offset):
+        with pytest.raises(JournalDamaged, match=rf"{journal.path}, line 3: ") as raised:
+            read_events(journal.path, begin)
+        assert len(str(raised.value)) < 500
+    with pytest.raises(HarnessError, match=rf"{journal.path}, line 3: .*; only the engines"):
+        read_journal(journal.path)
 
 
 APPEND = """

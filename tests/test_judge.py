@@ -1170,7 +1170,10 @@ class TestFindings:
         assert (bystander.ok, bystander.expected, bystander.got, bystander.detail) == (True, "async", "async", "")
 
     def test_say_that_the_engine_never_came_to_rest(self) -> None:
-        for settled, detail in ((True, ""), (False, "waiting for the engine to come to rest was given up")):
+        for settled, detail in (
+            (True, ""),
+            (False, "the engine did not come to rest, or would not empty its prefix cache"),
+        ):
             verdict, _ = judged(MIX, replace(observation(MIX), settled=settled))
             assert [f.detail for f in verdict.findings if f.check == "nothing-leaked"] == [detail]
 

@@ -189,6 +189,10 @@ def without_reload(seen: Observation) -> Observation:
     return replace(drops(*EventName, tag=RELOAD_TAG)(seen), requests=requests)
 
 
+def held(change: Change) -> Change:
+    return lambda seen: replace(change(seen), settled=False)
+
+
 @dataclass(frozen=True)
 class Wrong:
     name: str
@@ -205,7 +209,8 @@ def wrong(
     return Wrong(name, change, outcome, frozenset(broken), kind, policy)
 
 
-UNPROVEN, UNREPORTED, POISONED, WRONG_OUTPUT = (
+LEAKED, UNPROVEN, UNREPORTED, POISONED, WRONG_OUTPUT = (
+    Outcome.LEAKED,
     Outcome.UNPROVEN,
     Outcome.UNREPORTED,
     Outcome.POISONED,
@@ -231,6 +236,8 @@ CASES = (
     ),
     wrong("reload reports", adds(event(EventName.REPORTED, RELOAD_TAG, (MIDDLE,))), UNPROVEN, "nothing-else-failed"),
     wrong("reload missing", without_reload, UNPROVEN, "reload-sent"),
+    wrong("blocks held, so no reload", held(without_reload), LEAKED, "nothing-leaked"),
+    wrong("blocks held after a reload", held(lambda seen: seen), LEAKED, "nothing-leaked"),
     wrong("reload loads less", changes(EventName.LOADED, RELOAD_TAG, blocks=(0,)), UNPROVEN, "kv-loaded"),
     wrong("damaged bytes unnoticed", loads_damaged_bytes, UNREPORTED, "failure-reported"),
     wrong(

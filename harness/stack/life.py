@@ -7,7 +7,8 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.journal import Event, EventName, read_events
+from harness.journals import read_journal
+from services.journal import Event, EventName
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,8 @@ def advance(life: EngineLife, event: Event) -> EngineLife:
 
 
 class LifeReader:
-    """Follows one journal; each call reads only what is new. Safe for several threads."""
+    """Follows one journal; each call reads only what is new, and raises HarnessError where that is damaged. Safe for
+    several threads."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -60,7 +62,7 @@ class LifeReader:
 
     def read(self) -> EngineLife:
         with self._lock:
-            events, self._offset_bytes = read_events(self._path, self._offset_bytes)
+            events, self._offset_bytes = read_journal(self._path, self._offset_bytes)
             for event in events:
                 self._life = advance(self._life, event)
             return self._life
