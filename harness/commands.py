@@ -24,6 +24,7 @@ from harness.report import LineProgress, print_report, write_reports
 from harness.report.view import visible
 from harness.runner import BASELINE, PREFILL
 from harness.stack import AttachStack, ComposeStack, ProcessStack, Stack
+from harness.stack.definition import read_engines
 from harness.storage import RunFolder
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -49,7 +50,7 @@ def _run(options: RunOptions, console: Console) -> int:
     folder = RunFolder.create_new(options.runs, datetime.now(UTC))
     stack = _stack(options, folder, (PREFILL, BASELINE, *(cell.engine for cell in plan.cells)))
     try:
-        invocation = Invocation(options.matrix, shlex.join(sys.argv))
+        invocation = Invocation(options.matrix, shlex.join(sys.argv), options.stack_words())
         report = run(plan, stack, folder, invocation, LineProgress(console), known_issues)
     except KeyboardInterrupt:
         # Compose stops the harness when an engine ends; then that is what there is to say.
@@ -100,6 +101,10 @@ def _attached(options: RunOptions, services: Sequence[str]) -> Stack:
     if not options.url or not options.evidence_dir:
         raise UsageError("--stack attach needs --url NAME=URL for each service, and --evidence-dir FOLDER")
     urls = dict(options.url)
+    known = [engine.service for engine in read_engines(COMPOSE_FILE, os.environ)]
+    unknown = [name for name in urls if name not in known]
+    if unknown:
+        raise UsageError(f"--url: no service is called {', '.join(unknown)}; the services are {', '.join(known)}")
     missing = [service for service in dict.fromkeys(services) if service not in urls]
     if missing:
         raise UsageError(f"--stack attach: no --url for {', '.join(missing)}, which the chosen cells need")
