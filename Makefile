@@ -16,7 +16,10 @@ HOST_USER   := UID=$(shell id -u) GID=$(shell id -g)
 COMPOSE     := env $(HOST_USER) BASE_IMAGE=$(BASE_IMAGE) CA_BUNDLE=$(CA_BUNDLE) WHEELS=$(WHEELS) \
                TORCH_INDEX=$(TORCH_INDEX) docker compose
 
-.PHONY: demo up down test check test-engines test-compose docker-engine base-image
+.PHONY: help demo up down test check test-engines test-compose schema docker-engine base-image
+
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 16
 
 demo: $(VENV)/done $(MODEL)  ## run harness/matrix/example.yaml with the engines as plain processes; no Docker
 	$(BIN)/python harness/run_matrix.py
@@ -43,6 +46,9 @@ test-compose: $(VENV)/done runs  ## the matrix in containers, where a Docker eng
 	@if docker info >/dev/null 2>&1; then $(BIN)/python -m pytest -v -m compose; \
 	else echo "NOT TESTED: the Compose stack, because no Docker engine answers (make docker-engine)"; \
 	test -z "$(REQUIRE_COMPOSE)"; fi
+
+schema: $(VENV)/done  ## write the JSON Schema of report.json again, after a change of harness/report/as_json.py
+	$(BIN)/python -c "from harness.report.as_json import schema; print(schema(), end='')" > harness/report/report.schema.json
 
 docker-engine:  ## install and start Docker Engine with Compose v2 (Debian, root)
 	images/base/docker-engine

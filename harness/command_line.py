@@ -44,6 +44,15 @@ class RunOptions:
     url: tuple[tuple[str, str], ...]
     evidence_dir: Path | None
 
+    def stack_words(self) -> tuple[str, ...]:
+        """The words of the command line that choose this stack."""
+        folders = (("--kv-dir", self.kv_dir), ("--evidence-dir", self.evidence_dir))
+        return (
+            *(() if self.stack == STACKS[0] else ("--stack", self.stack)),
+            *(word for name, url in self.url for word in ("--url", f"{name}={url}")),
+            *(word for option, folder in folders if folder for word in (option, str(folder))),
+        )
+
 
 @dataclass(frozen=True)
 class JudgeOptions:

@@ -47,7 +47,7 @@ def _run(options: RunOptions, console: Console) -> int:
     folder = RunFolder.create_new(options.runs, datetime.now(UTC))
     stack = _stack(options, folder, _services(plan))
     try:
-        invocation = Invocation(options.matrix, shlex.join(sys.argv))
+        invocation = Invocation(options.matrix, shlex.join(sys.argv), options.stack_words())
         report = run(plan, stack, folder, invocation, LineProgress(console), known_issues)
     except KeyboardInterrupt:
         # Compose stops the harness when an engine ends; then that is what there is to say.
@@ -104,6 +104,10 @@ def _attached(options: RunOptions, services: tuple[str, ...]) -> Stack:
     if not options.url or not options.evidence_dir:
         raise UsageError("--stack attach needs --url NAME=URL for each service, and --evidence-dir FOLDER")
     urls = dict(options.url)
+    known = [engine.service for engine in read_engines(COMPOSE_FILE, os.environ)]
+    unknown = [name for name in urls if name not in known]
+    if unknown:
+        raise UsageError(f"--url: no service is called {', '.join(unknown)}; the services are {', '.join(known)}")
     missing = [service for service in services if service not in urls]
     if missing:
         raise UsageError(f"--stack attach: no --url for {', '.join(missing)}, which the chosen cells need")

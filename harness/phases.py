@@ -49,10 +49,11 @@ REPEATED_ORACLES = (OracleKind.REUSE, OracleKind.RECOMPUTE)
 
 @dataclass(frozen=True)
 class Invocation:
-    """How the run was asked for: the matrix as it was named, and the whole command."""
+    """How the run was asked for: the matrix as it was named, the whole command, the options that chose the stack."""
 
     matrix: str
     command: str
+    stack_options: tuple[str, ...] = ()
 
 
 class Clock:
@@ -194,6 +195,9 @@ def _describe(stack: Stack, folder: RunFolder, invocation: Invocation) -> RunInf
         command=invocation.command,
         started_at_s=time.time(),
         block_size=client.block_size(),
+        stack_options=invocation.stack_options,
+        variables=stack.changed_variables(engines),
+        in_compose=stack.in_compose,
     )
 
 

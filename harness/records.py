@@ -399,7 +399,8 @@ class EngineInfo:
 class RunInfo:
     """What a run was: stored as run.json before the first cell. Times are Unix seconds. `block_size`: tokens in
     one KV block of the engines. `engines`: by service name; empty where a stack's engines do not describe
-    themselves."""
+    themselves. To repeat it: `stack_options` of the command line, and the `variables` that compose.yaml passed on;
+    `in_compose`: the harness was a container of the Compose project, so that `make up` started all of it."""
 
     run_id: str
     matrix: str
@@ -410,6 +411,9 @@ class RunInfo:
     started_at_s: float
     block_size: int
     schema_version: int = SCHEMA_VERSION
+    stack_options: tuple[str, ...] = ()
+    variables: tuple[tuple[str, str], ...] = ()
+    in_compose: bool = False
 
 
 @dataclass(frozen=True)

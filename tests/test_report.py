@@ -7,12 +7,14 @@ import json
 import re
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from jsonschema import Draft202012Validator, FormatChecker
 from junitparser import JUnitXml
 from markdown_it import MarkdownIt
 from rich.console import Console
@@ -40,10 +42,10 @@ from harness.records import (
 )
 from harness.report import LineProgress, print_report, write_reports
 from harness.report.as_html import matrix, to_html, token_pairs
-from harness.report.as_json import to_json
+from harness.report.as_json import schema, to_json
 from harness.report.as_junit import to_junit
 from harness.report.as_markdown import SUMMARY_CHARS_MAX, code, to_markdown
-from harness.report.view import broken_words, difference_words, fault_words, rows, text_diff, visible
+from harness.report.view import broken_words, difference_words, fault_words, repeat_command, rows, text_diff, visible
 from harness.storage_kinds import StorageFault, StorageKind
 from services.faults import ALWAYS, NO_FAULT, Fault, FaultKind
 from services.journal import Event, EventName
@@ -180,6 +182,43 @@ def test_the_outcome_of_a_run_is_its_exit_code_in_words(exit_code: int, word: st
     assert last == f"{word.upper()}  exit code {exit_code}  runs/20261130-154501"
     assert to_markdown(report).startswith(f"## kvproof: {word}\n")
     assert f'<span class="{word}">{word}</span>' in to_html(report)
+
+
+SCHEMA_FILE = Path(__file__).resolve().parents[1] / "harness" / "report" / "report.schema.json"
+
+
+def test_the_schema_in_the_repository_is_that_of_the_code() -> None:
+    assert SCHEMA_FILE.read_text() == schema(), "run `make schema`"
+
+
+def problems_of(raw: object) -> list[str]:
+    validator = Draft202012Validator(json.loads(SCHEMA_FILE.read_text()), format_checker=FormatChecker())
+    return [error.json_path for error in validator.iter_errors(raw)]
+
+
+@pytest.mark.parametrize("text", ["small", EVIL, "\ud800"])
+@pytest.mark.parametrize("exit_code", [0, 1, 2, 3])
+def test_every_report_fits_the_schema(text: str, exit_code: int) -> None:
+    assert problems_of(json.loads(to_json(report_of(text, exit_code)))) == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("status", "green"), ("load", "later"), ("ttft_s", "0.1"), ("findings", [{"check": "x"}]), ("more", 1)],
+)
+def test_the_schema_refuses_what_is_no_report(field: str, value: object) -> None:
+    raw = json.loads(to_json(report_of()))
+    raw["cells"][2][field] = value
+    assert [path.split("[2]")[0] for path in problems_of(raw)] == ["$.cells"]
+
+
+def test_a_time_to_first_token_that_was_not_measured_is_null() -> None:
+    report = report_of()
+    record = report.observations[0].requests[0]
+    plain = replace(record, completion=replace(record.completion, ttft_s=0.0))
+    observations = (replace(report.observations[0], requests=(plain,)), *report.observations[1:])
+    cells = json.loads(to_json(replace(report, observations=observations)))["cells"]
+    assert [cell["ttft_s"] for cell in cells] == [None, 0.25, 0.25, 0.25, 0.25, None, None]
 
 
 # terminal
@@ -477,6 +516,39 @@ def test_markdown_stays_short_enough_for_a_comment() -> None:
     assert "There is more; see report.html." in summary
     assert "vllm `0.32.0`" in summary
     assert "<script" not in MarkdownIt("commonmark").render(summary)
+
+
+# the command that repeats a cell
+
+
+def repeated(**info: object) -> str:
+    report = report_of()
+    return repeat_command(replace(report, info=replace(report.info, **info)), report.cells[1])  # type: ignore[arg-type]
+
+
+def test_a_cell_is_repeated_on_the_same_stack_with_the_same_settings() -> None:
+    changed = {
+        "stack_options": ("--stack", "compose", "--kv-dir", "a b"),
+        "variables": (("KV_VERIFY_CHECKSUM", "false"), ("ENGINE_ARGS", "--max-num-seqs 4")),
+    }
+    assert repeated(**changed) == (
+        "KV_VERIFY_CHECKSUM=false ENGINE_ARGS='--max-num-seqs 4' python harness/run_matrix.py run "
+        "--matrix harness/matrix/quick.yaml --stack compose --kv-dir 'a b' --only wrong"
+    )
+
+
+def test_a_cell_of_make_up_is_repeated_by_make_up() -> None:
+    assert repeated(variables=(("DTYPE", "bfloat16"),), in_compose=True, stack_options=("--stack", "compose")) == (
+        "DTYPE=bfloat16 make up MATRIX=harness/matrix/quick.yaml ONLY=wrong"
+    )
+
+
+@pytest.mark.parametrize("write", [printed, to_html, to_junit])
+def test_of_a_skipped_cell_no_difference_is_shown(write: Callable[[Report], str]) -> None:
+    report = report_of()
+    skipped = replace(report.verdicts[-1], differences=(difference_of("UNWANTED"),))
+    assert "UNWANTED" in write(replace(report, verdicts=(replace(skipped, status=Status.FAIL),)))
+    assert "UNWANTED" not in write(replace(report, verdicts=(skipped,)))
 
 
 # words

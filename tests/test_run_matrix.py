@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -71,7 +72,10 @@ def test_attach_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixtu
     attach = ["--stack", "attach", "--runs", str(tmp_path / "runs"), "--evidence-dir", str(tmp_path)]
     code, text = run(attach, capsys)
     assert (code, "needs --url NAME=URL" in text) == (64, True)
-    code, text = run([*attach, "--url", "prefill=http://127.0.0.1:1"], capsys)
+    urls = ["--url", "prefill=http://127.0.0.1:1"]
+    code, text = run([*attach, *urls, "--url", "decode-recompte=http://127.0.0.1:1"], capsys)
+    assert (code, "no service is called decode-recompte; the services are prefill, decode-b" in text) == (64, True)
+    code, text = run([*attach, *urls], capsys)
     assert (code, "no --url for decode-baseline, decode-recompute" in text) == (64, True)
 
 
@@ -110,3 +114,18 @@ def test_variables_are_defaults_and_arguments_win() -> None:
     options = parse(["--runs", "here"], environ)
     assert isinstance(options, RunOptions)
     assert (options.runs, options.matrix, options.only) == (Path("here"), "storage", ("a", "b"))
+
+
+def test_the_words_that_choose_a_stack_choose_it_again() -> None:
+    assert options_of(["run"]).stack_words() == ()
+    words = ["--stack", "attach", "--url", "prefill=http://h:1", "--url", "a=http://h:2"]
+    words += ["--kv-dir", "k v", "--evidence-dir", "e"]
+    options = options_of(words)
+    assert options_of(options.stack_words()) == options
+    assert options_of(options_of(["--stack", "compose"]).stack_words()).stack == "compose"
+
+
+def options_of(arguments: Sequence[str]) -> RunOptions:
+    options = parse(arguments, {})
+    assert isinstance(options, RunOptions)
+    return options

@@ -16,7 +16,7 @@ import yaml
 
 from harness.errors import LeverMissing, StackError, UsageError
 from harness.stack import AttachStack, ComposeStack, ProcessStack
-from harness.stack.definition import InterpolationError, interpolate, read_engines
+from harness.stack.definition import InterpolationError, changed_variables, interpolate, read_engines
 from harness.stack.life import EngineLife, LifeReader
 from harness.stack.processes import reserve_port
 from services.journal import EventName, Journal
@@ -420,3 +420,15 @@ def test_our_own_compose_file() -> None:
     ]
     assert len({engine.host_port for engine in engines} - {0}) == len(engines)
     assert all(engine.environment["KVPROOF_SERVICE"] == engine.service for engine in engines)
+
+
+def test_what_made_engines_differ_from_the_defaults() -> None:
+    environ = {"KV_VERIFY_CHECKSUM": "false", "ENGINE_ARGS": "--max-num-seqs 4", "DTYPE": "float32", "OTHER": "x"}
+    environ |= {"PREFILL_MAX_NUM_BATCHED_TOKENS": "64", "PREFILL_PORT": "9000"}
+    settings = {engine.service: engine.environment for engine in read_engines(ROOT / "compose.yaml", environ)}
+    assert dict(changed_variables(ROOT / "compose.yaml", settings)) == {
+        "KV_VERIFY_CHECKSUM": "false",
+        "PREFILL_MAX_NUM_BATCHED_TOKENS": "64",
+        "ENGINE_ARGS": "--max-num-seqs 4",
+    }
+    assert changed_variables(ROOT / "compose.yaml", {}) == ()

@@ -1,47 +1,128 @@
-"""report.json: what scripts and dashboards read."""
+"""report.json: what scripts and dashboards read; report.schema.json beside this file says what is in it.
+
+`make schema` writes the schema; a test compares it with what this module says.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
-from harness.records import Report
-from harness.report.view import Row, broken_words, cells_s, outcome_counts, rows, run_outcome, started_at
+from pydantic import ConfigDict, Field, TypeAdapter
+
+from harness.records import SCHEMA_VERSION, Evidence, Finding, Outcome, Report, Status, Versions
+from harness.report.view import RUN_OUTCOMES, Row, broken_words, cells_s, outcome_counts, rows, run_outcome, started_at
+from services.faults import LoadMode
+
+SCHEMA_ID = "https://json-schema.org/draft/2020-12/schema"
+
+
+@dataclass(frozen=True)
+class JsonCell:
+    """One judged cell."""
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+
+    id: Annotated[str, Field(description="Unique in the run; also the name of the cell's folder.")]
+    engine: Annotated[str, Field(description="The service that was tried.")]
+    load: LoadMode
+    fault: Annotated[
+        str, Field(description="What was broken, in words: `none`, `report first`, `payload-missing middle`.")
+    ]
+    expected: Outcome
+    outcome: Outcome
+    status: Annotated[Status, Field(description="What the outcome means for the run; `known` and `fixed` have a link.")]
+    group: Annotated[str, Field(description="Cells that reports keep apart, such as `robustness`; empty for most.")]
+    link: Annotated[str, Field(description="The known issue; empty where there is none.")]
+    findings: tuple[Finding, ...]
+    duration_s: Annotated[float, Field(description="0 where the cell was not run.")]
+    ttft_s: Annotated[
+        float | None,
+        Field(
+            description="The victim's time to first token; null where it was not measured: the request was not "
+            "streamed, or got no token."
+        ),
+    ]
+    evidence: Evidence
+
+
+@dataclass(frozen=True)
+class JsonReport:
+    """The report of a run, as kvproof writes it."""
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+
+    schema_version: Annotated[
+        int,
+        Field(
+            description="Changes when a field is taken away or means something else.",
+            json_schema_extra={"const": SCHEMA_VERSION},
+        ),
+    ]
+    run_id: str
+    outcome: Annotated[
+        str, Field(description="The exit code in a word.", json_schema_extra={"enum": [*RUN_OUTCOMES.values()]})
+    ]
+    exit_code: Annotated[
+        int,
+        Field(description="0 all well (known issues included), 1 a cell failed, 2 inconclusive, 3 the harness broke."),
+    ]
+    versions: Versions
+    stack: str
+    started_at: Annotated[str, Field(description="ISO 8601, UTC.", json_schema_extra={"format": "date-time"})]
+    duration_s: float
+    startup_s: Annotated[float, Field(description="Until every engine was ready.")]
+    cells_s: Annotated[float, Field(description="All cells; engines run theirs side by side, so less than the sum.")]
+    counts: Annotated[
+        dict[str, int], Field(description="How many cells had each outcome; without those that none had.")
+    ]
+    cells: tuple[JsonCell, ...]
 
 
 def to_json(report: Report) -> str:
-    """The report as JSON. Seconds that were not measured are 0."""
+    """The report as JSON."""
+    return json.dumps(dataclasses.asdict(_report(report)), indent=2, ensure_ascii=False) + "\n"
+
+
+def schema() -> str:
+    """JSON Schema of report.json."""
+    fields = {"$schema": SCHEMA_ID, **TypeAdapter(JsonReport).json_schema(mode="serialization")}
+    return json.dumps(fields, indent=2) + "\n"
+
+
+def _report(report: Report) -> JsonReport:
     info, timing = report.info, report.timing
-    fields = {
-        "schema_version": info.schema_version,
-        "run_id": info.run_id,
-        "outcome": run_outcome(report),
-        "exit_code": report.exit_code,
-        "versions": dataclasses.asdict(info.versions),
-        "stack": info.stack,
-        "started_at": started_at(report),
-        "duration_s": round(timing.duration_s, 3),
-        "startup_s": round(timing.startup_s, 3),
-        "cells_s": round(cells_s(report), 3),
-        "counts": outcome_counts(report),
-        "cells": [_cell(row) for row in rows(report)],
-    }
-    return json.dumps(fields, indent=2, ensure_ascii=False) + "\n"
+    return JsonReport(
+        schema_version=SCHEMA_VERSION,
+        run_id=info.run_id,
+        outcome=run_outcome(report),
+        exit_code=report.exit_code,
+        versions=info.versions,
+        stack=info.stack,
+        started_at=started_at(report),
+        duration_s=round(timing.duration_s, 3),
+        startup_s=round(timing.startup_s, 3),
+        cells_s=round(cells_s(report), 3),
+        counts=outcome_counts(report),
+        cells=tuple(map(_cell, rows(report))),
+    )
 
 
-def _cell(row: Row) -> dict[str, object]:
-    return {
-        "id": row.cell.id,
-        "engine": row.cell.engine,
-        "load": row.cell.load,
-        "fault": broken_words(row.cell),
-        "expected": row.cell.expected,
-        "outcome": row.verdict.outcome,
-        "status": row.verdict.status,
-        "group": row.cell.group,
-        "link": row.verdict.link,
-        "findings": [dataclasses.asdict(finding) for finding in row.verdict.findings],
-        "duration_s": round(row.duration_s, 3),
-        "ttft_s": round(row.ttft_s, 4),
-        "evidence": dataclasses.asdict(row.verdict.evidence),
-    }
+def _cell(row: Row) -> JsonCell:
+    return JsonCell(
+        id=row.cell.id,
+        engine=row.cell.engine,
+        load=row.cell.load,
+        fault=broken_words(row.cell),
+        expected=row.cell.expected,
+        outcome=row.verdict.outcome,
+        status=row.verdict.status,
+        group=row.cell.group,
+        link=row.verdict.link,
+        findings=row.verdict.findings,
+        duration_s=round(row.duration_s, 3),
+        ttft_s=round(row.ttft_s, 4) or None,
+        evidence=row.verdict.evidence,
+    )

@@ -75,6 +75,6 @@ def _result(row: Row) -> Failure | Error | Skipped | None:
 def _details(report: Report, row: Row) -> list[str]:
     lines = [f"{row.verdict.outcome}, expected {row.cell.expected}", row.cell.why]
     lines += [finding_words(finding) for finding in row.failed_findings]
-    for difference in row.verdict.differences:
+    for difference in row.differences:
         lines += [difference_words(difference), *text_diff(difference)]
     return [*lines, f"evidence: {evidence_folder(report, row.cell)}", f"repeat: {repeat_command(report, row.cell)}"]

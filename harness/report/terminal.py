@@ -120,7 +120,7 @@ def _print_row(report: Report, row: Row, console: Console) -> None:
     print_line(console, Text(title, STYLES[status]))
     for line in (*_why_lines(row), *_answer_lines(row)):
         print_line(console, Text(f"  {one_line(line)}"))
-    for difference in row.verdict.differences:
+    for difference in row.differences:
         _print_difference(difference, console)
     if status is not Status.SKIPPED:
         print_line(console, Text(visible(f"  evidence: {evidence_folder(report, row.cell)}")))

@@ -46,6 +46,11 @@ class Row:
         return self.verdict.outcome == self.cell.expected
 
     @property
+    def differences(self) -> tuple[Difference, ...]:
+        """Where answers left their oracles; of a cell that was skipped they say nothing."""
+        return () if self.verdict.status is Status.SKIPPED else self.verdict.differences
+
+    @property
     def failed_findings(self) -> tuple[Finding, ...]:
         return tuple(finding for finding in self.verdict.findings if not finding.ok)
 
@@ -205,6 +210,10 @@ def evidence_folder(report: Report, cell: Cell) -> str:
 
 
 def repeat_command(report: Report, cell: Cell) -> str:
-    """The command line that runs just this cell."""
-    arguments = ("python", "harness/run_matrix.py", "run", "--matrix", report.info.matrix, "--only", cell.id)
-    return shlex.join(arguments)
+    """The command line that runs just this cell, on the same stack with the same settings."""
+    info = report.info
+    variables = [f"{name}={shlex.quote(value)}" for name, value in info.variables]
+    if info.in_compose:
+        return " ".join([*variables, shlex.join(("make", "up", f"MATRIX={info.matrix}", f"ONLY={cell.id}"))])
+    python = ("python", "harness/run_matrix.py", "run", "--matrix", info.matrix, *info.stack_options)
+    return " ".join([*variables, shlex.join((*python, "--only", cell.id))])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -39,6 +39,8 @@ class Stack(ABC):
     where it cannot be reached (then storage faults cannot be done)."""
 
     name: str
+    in_compose = False
+    """Whether the harness itself is a container of the stack."""
 
     def __init__(self, services: tuple[str, ...], kv_dir: Path | None, evidence_dir: Path) -> None:
         self.services = services
@@ -100,6 +102,11 @@ class Stack(ABC):
         """What the service's engine was started with; None where its entrypoint is not ours (attach)."""
         path = self.evidence_dir / service / ENGINE_INFO_NAME
         return TypeAdapter(EngineInfo).validate_json(path.read_bytes()) if path.exists() else None
+
+    def changed_variables(self, engines: Mapping[str, EngineInfo]) -> tuple[tuple[str, str], ...]:  # noqa: ARG002
+        """The variables, and their values, that made these engines differ from compose.yaml's defaults; none where
+        the engines are not started from it."""
+        return ()
 
     def report(self, service: str, what: str) -> str:
         """What happened to a service, with its last log lines and where the log lies."""

@@ -17,8 +17,9 @@ from docker.errors import DockerException
 
 from harness.client import root_cause
 from harness.errors import LeverMissing, StackError
+from harness.records import EngineInfo
 from harness.stack.base import Stack
-from harness.stack.definition import EngineDefinition, read_engines
+from harness.stack.definition import EngineDefinition, changed_variables, read_engines
 
 if TYPE_CHECKING:
     from docker.models.containers import Container
@@ -49,7 +50,8 @@ class ComposeStack(Stack):
             Path(environ.get("KVPROOF_KV_DIR", KV_MOUNT)),
             Path(environ.get("KVPROOF_EVIDENCE_DIR", EVIDENCE_MOUNT)),
         )
-        self._inside = environ.get("KVPROOF_IN_COMPOSE", "") == "1"
+        self._compose_file = compose_file
+        self.in_compose = environ.get("KVPROOF_IN_COMPOSE", "") == "1"
         self._project = environ.get("COMPOSE_PROJECT_NAME", DEFAULT_PROJECT)
         self._container_ports = {engine.service: engine.container_port for engine in engines}
         self._urls = {service: f"http://{service}:{port}" for service, port in self._container_ports.items()}
@@ -58,7 +60,7 @@ class ComposeStack(Stack):
     def start(self) -> None:
         """Inside a container: nothing to find. On the host: raises StackError when the project does not run, or
         its volumes cannot be read by this user."""
-        if self._inside:
+        if self.in_compose:
             return
         self._containers = self._find_containers()
         self._urls = {service: self._published_url(service) for service in self.services}
@@ -72,8 +74,11 @@ class ComposeStack(Stack):
     def url(self, service: str) -> str:
         return self._urls[service]
 
+    def changed_variables(self, engines: Mapping[str, EngineInfo]) -> tuple[tuple[str, str], ...]:
+        return changed_variables(self._compose_file, {name: engine.settings for name, engine in engines.items()})
+
     def kill_engine(self, service: str) -> None:
-        if self._inside and not DOCKER_SOCKET.exists():
+        if self.in_compose and not DOCKER_SOCKET.exists():
             raise LeverMissing(f"{service}: killing an engine needs the Docker socket in the harness container")
         self._containers = self._containers or self._find_containers()
         try:

@@ -28,6 +28,8 @@ OWN_SETTINGS = frozenset(
 """Settings in which two engines may differ and still compute the same tokens in the same steps."""
 
 EXPRESSION = re.compile(r"(?P<name>[A-Za-z_]\w*)(?:(?P<operator>:?-)(?P<default>.*))?", re.ASCII | re.DOTALL)
+PASSED_ON = re.compile(r"\$\{(?P<name>[A-Za-z_]\w*):?-[^${}]*\}", re.ASCII)
+"""A value that is one variable's, or a default."""
 BARE_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 Scalar = str | int | float | bool | None
@@ -66,15 +68,37 @@ def read_engines(compose_file: Path, environ: Mapping[str, str]) -> tuple[Engine
     Raises UsageError when the file cannot be read, has no such service, or uses an interpolation that is not
     understood here.
     """
+    services = _engine_services(compose_file)
+    try:
+        return tuple(_engine(name, service, environ) for name, service in services.items())
+    except InterpolationError as error:
+        raise UsageError(f"{compose_file}: {error}") from None
+
+
+def changed_variables(compose_file: Path, settings: Mapping[str, Mapping[str, str]]) -> tuple[tuple[str, str], ...]:
+    """The variables that must have been set, and to what, for engines to get `settings` (by service): those of
+    which compose.yaml passes the value on as it is, and whose default is another one. In the file's order.
+
+    Raises UsageError as `read_engines`.
+    """
+    found: dict[str, str] = {}
+    for name, service in _engine_services(compose_file).items():
+        for key, value in _pairs(service).items():
+            variable = PASSED_ON.fullmatch(_text(value))
+            given = settings.get(name, {}).get(key)
+            if variable and given is not None and given != interpolate(_text(value), {}):
+                found.setdefault(variable["name"], given)
+    return tuple(found.items())
+
+
+def _engine_services(compose_file: Path) -> dict[str, _Service]:
     try:
         services = _ComposeFile.model_validate(yaml.safe_load(compose_file.read_text())).services
-        engines = tuple(
-            _engine(name, service, environ) for name, service in services.items() if "KVPROOF_ROLE" in _pairs(service)
-        )
     except OSError as error:
         raise UsageError(f"{compose_file}: cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, ValidationError, InterpolationError) as error:
+    except (yaml.YAMLError, ValidationError) as error:
         raise UsageError(f"{compose_file}: {error}") from None
+    engines = {name: service for name, service in services.items() if "KVPROOF_ROLE" in _pairs(service)}
     if not engines:
         raise UsageError(f"{compose_file}: no service has KVPROOF_ROLE in its environment, so there is no engine")
     return engines

@@ -18,8 +18,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from harness.errors import UsageError
+from harness.records import EngineInfo
 from harness.stack.base import Stack
-from harness.stack.definition import EngineDefinition, read_engines
+from harness.stack.definition import EngineDefinition, changed_variables, read_engines
 
 HOST = "127.0.0.1"
 STOP_GRACE_S = 20.0
@@ -46,6 +47,7 @@ class ProcessStack(Stack):
         engines = read_engines(compose_file, environ)
         self._engines = _chosen(engines, services)
         super().__init__(tuple(engine.service for engine in self._engines), kv_dir, run_dir.resolve() / "evidence")
+        self._compose_file = compose_file
         self._root = compose_file.resolve().parent
         self._environ = environ
         self._ports: dict[str, socket.socket] = {}
@@ -80,6 +82,9 @@ class ProcessStack(Stack):
 
     def url(self, service: str) -> str:
         return f"http://{HOST}:{self._port(service)}"
+
+    def changed_variables(self, engines: Mapping[str, EngineInfo]) -> tuple[tuple[str, str], ...]:
+        return changed_variables(self._compose_file, {name: engine.settings for name, engine in engines.items()})
 
     def kill_engine(self, service: str) -> None:
         self._processes[service].send_signal(KILL_ENGINE_SIGNAL)
