@@ -113,7 +113,7 @@ def _mode_problems(entry: CellsEntry, at: Location) -> Iterator[Problem]:
 
 def _shape_problems(workload: WorkloadEntry, at: Location) -> Iterator[Problem]:
     sharers, bystanders = len(workload.sharers), len(workload.bystanders)
-    others = sharers + bystanders + len(workload.ahead) + len(workload.late) + len(workload.then) + workload.copies - 1
+    others = sum(map(len, _named(workload).values())) - len(workload.victim)
     if workload.kind == "single" and others > 0:
         yield Problem("single is a victim alone", at, "other requests belong to kind mix, twin, late and group")
     if workload.kind == "mix" and (sharers, bystanders, others) != (1, 1, 2):
@@ -139,6 +139,7 @@ def _named(workload: WorkloadEntry) -> dict[str, tuple[str, ...]]:
     """The prompts of each key that names some."""
     return {
         "victim": workload.victim,
+        "fellows": workload.fellows,
         "ahead": workload.ahead,
         "sharers": workload.sharers,
         "bystanders": workload.bystanders,

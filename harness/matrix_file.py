@@ -92,13 +92,23 @@ class Entry(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
+class IncludeEntry(Entry):
+    """Cells and prompts of another matrix file in the same folder, by its name without `.yaml`: the cells that match
+    any glob of `only` and none of `without`, and every prompt."""
+
+    matrix: Word
+    only: Names = ("*",)
+    without: Names = ()
+
+
 class MatrixFile(Entry):
     """The top of the file; prompts and cells are checked one by one, so that all their mistakes are found."""
 
     schema_version: Literal[1] = Field(alias="schema")
     name: Word
-    prompts: dict[str, object] = Field(min_length=1)
-    cells: list[object] = Field(min_length=1)
+    include: list[IncludeEntry] = []
+    prompts: dict[str, object] = {}
+    cells: list[object] = []
 
 
 class RepeatEntry(Entry):
@@ -131,13 +141,13 @@ class FaultEntry(Entry):
 
 
 class WorkloadEntry(Entry):
-    """Which requests a cell sends, and when. `copies`: so often the victim's request is sent, each with the fault.
+    """Which requests a cell sends, and when. `fellows`: more victims, sent with the first and broken in the same way.
     `ahead`, `late`, `then`: requests that are sent before the victim, during its repair, and after its client has
     gone; `bystander_deadline_s` is for `bystanders`."""
 
     kind: Literal["single", "mix", "twin", "late", "group"] = "single"
     victim: Axis[str]
-    copies: int = Field(1, ge=1, le=64)
+    fellows: Names = ()
     ahead: Names = ()
     sharers: Names = ()
     bystanders: Names = ()
@@ -166,7 +176,12 @@ class CellsEntry(Entry):
     control: bool | None = None
 
 
-NESTED: Mapping[str | int, type[Entry]] = {"fault": FaultEntry, "workload": WorkloadEntry, "repeat": RepeatEntry}
+NESTED: Mapping[str, type[Entry]] = {
+    "fault": FaultEntry,
+    "workload": WorkloadEntry,
+    "repeat": RepeatEntry,
+    "include": IncludeEntry,
+}
 
 
 @dataclass(frozen=True)
@@ -307,7 +322,8 @@ def _problem(model: type[BaseModel], raw: object, location: Location, error: Err
 
 def _keys(model: type[BaseModel], path: Location) -> tuple[str, ...]:
     """The keys of the mapping at `path` inside a `model`."""
-    fields = (NESTED[path[-1]] if path else model).model_fields
+    inside = [NESTED[step] for step in path if isinstance(step, str)]
+    fields = (inside[-1] if inside else model).model_fields
     return tuple(field.alias or name for name, field in fields.items())
 
 

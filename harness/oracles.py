@@ -63,7 +63,7 @@ def acceptable(
 
 
 def victim_of(cell: Cell) -> PlannedRequest:
-    """The request whose load is broken; of copies the first one, in a cell without a victim any."""
+    """The request whose load is broken; of several the first one, in a cell without a victim any."""
     return next((request for request in cell.requests if request.role is Role.VICTIM), cell.requests[0])
 
 

@@ -8,36 +8,26 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.errors import UsageError
-from harness.matrix_checks import entry_problems, fault_keys, prompt_problems
+from harness.expansion import Engines, expand
+from harness.matrix_checks import entry_problems, prompt_problems
 from harness.matrix_file import (
     CellsEntry,
-    FaultEntry,
+    IncludeEntry,
     Location,
     MatrixFile,
     Problem,
     PromptEntry,
-    WorkloadEntry,
     checked,
+    choose,
     parse,
     report,
 )
-from harness.oracles import BROKEN_KINDS
-from harness.records import Cell, Engine, Moment, Outcome, Plan, PlannedRequest, PromptSpec, Role
-from harness.storage_kinds import StorageFault, StorageKind
-from services.faults import ALWAYS, BREACH_KINDS, NO_FAULT, BlockSelector, Fault, FaultKind, LoadMode
-
-ROBUSTNESS = "robustness"
-"""The group of cells in which the connector breaks its contract on purpose."""
-
-
-Engines = Mapping[str, Engine]
-"""By service."""
+from harness.records import Cell, Plan, PromptSpec
 
 
 def load_plan(path: Path, engines: Engines) -> Plan:
@@ -46,9 +36,15 @@ def load_plan(path: Path, engines: Engines) -> Plan:
 
     Raises UsageError that lists every problem of the file.
     """
+    plan = _load(path, engines, ())
+    return _keep(plan, {cell.id for cell in plan.cells})
+
+
+def _load(path: Path, engines: Engines, including: tuple[Path, ...]) -> Plan:
+    """The plan with all prompts of the file and those that it includes. `including`: the files that led here."""
     document = parse(path)
     problems = [Problem(f"{at[-1]} is given twice", at) for at in document.repeated]
-    plan = _plan(document.root, engines, problems)
+    plan = _plan(document.root, path, engines, including, problems)
     if problems:
         raise UsageError(report(path, document, problems))
     return plan
@@ -82,19 +78,83 @@ def _keep(plan: Plan, cell_ids: set[str]) -> Plan:
     return replace(plan, cells=cells, prompts=tuple(spec for spec in plan.prompts if spec.id in used))
 
 
-def _plan(root: object, engines: Engines, problems: list[Problem]) -> Plan:
+def _plan(root: object, path: Path, engines: Engines, including: tuple[Path, ...], problems: list[Problem]) -> Plan:
     """The plan, complete if `problems` stays empty; prompts and entries are checked even if the top is wrong."""
     top = checked(MatrixFile, root, (), problems)
+    included = _included(top.include if top else (), path, engines, including, problems)
     raw_prompts, raw_cells = _sections(root)
     prompts = {key: checked(PromptEntry, raw, ("prompts", key), problems) for key, raw in raw_prompts.items()}
-    specs = {key: _spec(key, entry) for key, entry in prompts.items() if entry}
-    problems += prompt_problems(specs, tuple(prompts))
-    cells: dict[str, Cell] = {}
+    own = {key: _spec(key, entry) for key, entry in prompts.items() if entry}
+    problems += (
+        Problem(f"{key} is another prompt in an included file", ("prompts", key), "give it another id")
+        for key, spec in own.items()
+        if included.prompts.get(key, spec) != spec
+    )
+    specs = included.prompts | own
+    names = tuple(dict.fromkeys((*included.prompts, *prompts)))
+    problems += prompt_problems(specs, names)
+    cells = dict(included.cells)
     for index, raw in enumerate(raw_cells):
         if entry := checked(CellsEntry, raw, ("cells", index), problems, tuple(engines)):
-            problems += entry_problems(entry, ("cells", index), specs, tuple(prompts))
-            problems += _add(cells, _expand(entry, engines), ("cells", index))
-    return _keep(Plan(top.name if top else "", tuple(specs.values()), tuple(cells.values())), set(cells))
+            problems += entry_problems(entry, ("cells", index), specs, names)
+            problems += _add(cells, expand(entry, engines), ("cells", index))
+    if not cells and not problems:
+        problems.append(Problem("there are no cells", (), "write cells, or include a matrix"))
+    return Plan(top.name if top else "", tuple(specs.values()), tuple(cells.values()))
+
+
+@dataclass(frozen=True)
+class _Included:
+    """What other matrix files give: cells and prompts by id."""
+
+    cells: dict[str, Cell]
+    prompts: dict[str, PromptSpec]
+
+
+def _included(
+    entries: Sequence[IncludeEntry],
+    path: Path,
+    engines: Engines,
+    including: tuple[Path, ...],
+    problems: list[Problem],
+) -> _Included:
+    cells: dict[str, Cell] = {}
+    prompts: dict[str, PromptSpec] = {}
+    for index, entry in enumerate(entries):
+        at = ("include", index, "matrix")
+        other = path.parent / f"{entry.matrix}.yaml"
+        if other in (*including, path):
+            problems.append(Problem(f"{entry.matrix} includes this file", at, "a matrix cannot include itself"))
+        elif not other.is_file():
+            near = choose(entry.matrix, sorted(file.stem for file in path.parent.glob("*.yaml")))
+            problems.append(Problem(f"no matrix {entry.matrix!r} beside this file", at, near))
+        else:
+            plan = _load(other, engines, (*including, path))
+            problems += _take(plan, entry, cells, prompts, ("include", index))
+    return _Included(cells, prompts)
+
+
+def _take(
+    plan: Plan, entry: IncludeEntry, cells: dict[str, Cell], prompts: dict[str, PromptSpec], at: Location
+) -> Iterator[Problem]:
+    """Add what an entry includes. Every file has the controls that its own cells need; the first ones do for all."""
+    ids = [cell.id for cell in plan.cells]
+    for key, patterns in (("only", entry.only), ("without", entry.without)):
+        for pattern in patterns:
+            if not fnmatch.filter(ids, pattern):
+                yield Problem(_no_such_cell(pattern, ids, plan.name), (*at, key))
+    for cell in plan.cells:
+        if _matches(cell.id, entry.only) and not _matches(cell.id, entry.without):
+            if cell.id in cells and not cell.control:
+                yield Problem(f"a second cell {cell.id}", at, "leave it out of one of the files with `without`")
+            cells.setdefault(cell.id, cell)
+    for spec in plan.prompts:
+        if prompts.setdefault(spec.id, spec) != spec:
+            yield Problem(f"{plan.name} has another prompt {spec.id}", at, "give one of them another id")
+
+
+def _matches(cell_id: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(cell_id, pattern) for pattern in patterns)
 
 
 def _sections(root: object) -> tuple[Mapping[str, object], Sequence[object]]:
@@ -126,139 +186,3 @@ def _add(cells: dict[str, Cell], new: Iterable[Cell], at: Location) -> Iterator[
                 f"a second cell {cell.id}", at, "give the entry a name of its own: it ends the ids of its cells"
             )
         cells[cell.id] = cell
-
-
-def _expand(entry: CellsEntry, engines: Engines) -> Iterator[Cell]:
-    workload = entry.workload
-    for engine, load, victim, stream, api, (fault, words) in itertools.product(
-        [engines[name] for name in entry.engine],
-        map(LoadMode, entry.load),
-        workload.victim,
-        workload.stream,
-        workload.api,
-        _faults(entry.fault),
-    ):
-        shape = _Shape(victim, load, stream, api == "chat")
-        yield Cell(
-            id=_cell_id(entry, engine, shape, fault, words),
-            engine=engine.service,
-            policy=engine.policy,
-            load=load,
-            requests=_requests(workload, shape, fault),
-            expected=Outcome(entry.expect) if entry.expect else _expected(fault, engine.policy),
-            why=" ".join(entry.why.split()),
-            max_tokens=entry.max_tokens,
-            deadline_s=entry.deadline_s,
-            control=_is_control(entry, fault.kind) if entry.control is None else entry.control,
-            report=entry.report,
-            group=ROBUSTNESS if fault.kind in BREACH_KINDS else "",
-            storage=fault if isinstance(fault, StorageFault) else None,
-            oracle_engine=engine.oracle_engine,
-            preempts=workload.preempts,
-        )
-
-
-@dataclass(frozen=True)
-class _Shape:
-    """One combination of the axes that a cell's requests have in common."""
-
-    victim: str
-    load: LoadMode
-    stream: bool
-    chat: bool
-
-
-def _faults(entry: FaultEntry) -> Iterator[tuple[Fault | StorageFault, tuple[str, ...]]]:
-    """Every fault of an entry, with the words that tell it from others of its kind in a cell id."""
-    for kind in entry.kind:
-        used = fault_keys(kind)
-        axes = (
-            (entry.blocks if "blocks" in used else None) or (None,),
-            (entry.times if "times" in used else None) or (None,),
-            (entry.delay_s if "delay_s" in used else None) or (None,),
-        )
-        for blocks, times, delay_s in itertools.product(*axes):
-            fault = _fault(kind, NO_FAULT.blocks if blocks is None else blocks, times or NO_FAULT.times, delay_s or 0.0)
-            yield fault, _fault_words(blocks, times, delay_s if len(axes[-1]) > 1 else None)
-
-
-def _fault(kind: FaultKind | StorageKind, blocks: BlockSelector, times: int, delay_s: float) -> Fault | StorageFault:
-    return StorageFault(kind, blocks) if isinstance(kind, StorageKind) else Fault(kind, blocks, times, delay_s)
-
-
-def _fault_words(blocks: BlockSelector | None, times: int | None, delay_s: float | None) -> tuple[str, ...]:
-    """For what the file names: `middle`, `blocks-0-2`, `always`, `3-times`, `500ms`."""
-    words = []
-    if blocks is not None:
-        words.append(blocks if isinstance(blocks, str) else "-".join(["blocks", *map(str, blocks)]))
-    if times is not None:
-        words.append("always" if times == ALWAYS else f"{times}-times")
-    if delay_s is not None:
-        words.append(f"{round(delay_s * 1000)}ms")
-    return tuple(words)
-
-
-def _cell_id(
-    entry: CellsEntry, engine: Engine, shape: _Shape, fault: Fault | StorageFault, words: Iterable[str]
-) -> str:
-    """`policy-kind-load`, then only what tells the cell from its neighbours."""
-    workload = entry.workload
-    return "-".join(
-        [
-            engine.service.removeprefix("decode-"),
-            fault.kind,
-            shape.load,
-            *words,
-            *([workload.kind] if workload.kind != "single" else []),
-            *([shape.victim] if len(workload.victim) > 1 else []),
-            *(["chat"] if shape.chat else []),
-            *(["stream"] if shape.stream else []),
-            *(["given-up"] if workload.gives_up else []),
-            *([entry.name] if entry.name else []),
-        ]
-    )
-
-
-def _requests(workload: WorkloadEntry, shape: _Shape, fault: Fault | StorageFault) -> tuple[PlannedRequest, ...]:
-    """In the order in which they are sent. A fault in storage is no request's; requests ahead load nothing, so that
-    they are sure to run."""
-    own = fault if isinstance(fault, Fault) else NO_FAULT
-    given_up = Moment(workload.gives_up) if workload.gives_up else None
-    # Only of a stream the client has something in hand that it can close.
-    victim = PlannedRequest(
-        Role.VICTIM, shape.victim, shape.load, own, shape.stream or given_up is not None, Moment.START, given_up
-    )
-    whole = replace(victim, fault=NO_FAULT, stream=shape.stream, gives_up=None)
-
-    def others(role: Role, sent: Moment, prompt_ids: Iterable[str]) -> Iterator[PlannedRequest]:
-        return (replace(whole, role=role, prompt_id=prompt_id, sent=sent) for prompt_id in prompt_ids)
-
-    beside = others(Role.BYSTANDER, Moment.LOADING, workload.bystanders)
-    planned = (
-        *(replace(r, load=LoadMode.OFF) for r in others(Role.BYSTANDER, Moment.AHEAD, workload.ahead)),
-        *itertools.repeat(victim, workload.copies),
-        *others(Role.SHARER, Moment.LOADING, (shape.victim,) if workload.kind == "twin" else workload.sharers),
-        *(replace(request, deadline_s=workload.bystander_deadline_s) for request in beside),
-        *others(Role.SHARER, Moment.REPAIR, workload.late),
-        *others(Role.BYSTANDER, Moment.GONE, workload.then),
-    )
-    return tuple(replace(request, chat=shape.chat) for request in planned)
-
-
-def _expected(fault: Fault | StorageFault, policy: str) -> Outcome:
-    """What vLLM promises, also where a connector breaks its contract: a load that is broken is repaired or fails, as
-    the policy says, and one that is right is used, whatever else is reported."""
-    if isinstance(fault, StorageFault):
-        return Outcome.LOADED if fault.is_miss else _repaired(policy)
-    if fault.kind is FaultKind.SILENT:
-        return Outcome.CAUGHT
-    return _repaired(policy) if fault.kind in BROKEN_KINDS else Outcome.LOADED
-
-
-def _repaired(policy: str) -> Outcome:
-    return Outcome.FAILED_CLEANLY if policy == "fail" else Outcome.RECOVERED
-
-
-def _is_control(entry: CellsEntry, kind: FaultKind | StorageKind) -> bool:
-    """By default a lone victim without a fault, or with a silent one, is a control."""
-    return entry.workload.kind == "single" and kind in (FaultKind.NONE, FaultKind.SILENT)

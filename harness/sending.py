@@ -14,7 +14,6 @@ from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wa
 
 from harness.completions import Departure
 from harness.records import Cell, Moment, PlannedRequest, RequestRecord, Role
-from services.faults import LoadMode
 from services.journal import Event, EventName
 
 CUE_DEADLINE_S = 5.0
@@ -75,9 +74,7 @@ class _Sending:
             case Moment.START:
                 return cues.running_count() >= len(self._sent) or self._are_done(self._sent)
             case Moment.LOADING:
-                # Sync loads of one prompt are one load: the others find its blocks.
-                awaited = len(victims) if self._cell.load is LoadMode.ASYNC else 1
-                return _count(cues, EventName.PLANNED) >= awaited or self._are_done(victims)
+                return _count(cues, EventName.PLANNED) > 0 or self._are_done(victims)
             case Moment.REPAIR:
                 return _count(cues, EventName.REPORTED) > 0 or self._are_done(victims)
             case Moment.GONE:

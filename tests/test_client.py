@@ -11,6 +11,7 @@ import pytest
 
 from harness import client as client_module
 from harness.client import EngineClient, QueueState
+from harness.completions import Departure
 from harness.errors import BlocksHeld, HarnessError, StackError
 from harness.records import Completion, Prompt, TokenChoice
 from services.faults import Fault, FaultKind, LoadControl, parse_control
@@ -209,6 +210,82 @@ def test_several_threads_share_a_client(engine: FakeServer) -> None:
     assert [(one.error, one.token_ids) for one in got] == [("", (7042, 30))] * 8
 
 
+CHAT = "/v1/chat/completions"
+TALK = Prompt("talk", (1, 504), "<user> Hello", 0, message="Hello")
+
+
+def top(entries: dict[str, float]) -> object:
+    return {"top_logprobs": [{"token": token, "logprob": logprob} for token, logprob in entries.items()]}
+
+
+def talk(engine: FakeServer, *, streamed: bool) -> Completion:
+    client = EngineClient(engine.url)
+    return client.complete(TALK, CONTROL, max_tokens=2, stream=streamed, deadline_s=10, chat=True)
+
+
+def test_a_chat(engine: FakeServer) -> None:
+    choice = {
+        "message": {"role": "assistant", "content": " Paris."},
+        "logprobs": {"content": [top(PARIS_TOP), top(DOT_TOP)]},
+        "finish_reason": "length",
+        "token_ids": [7042, 30],
+    }
+    engine.behaviours[CHAT] = reply({"choices": [choice], "usage": {"prompt_tokens": 2}})
+    got = talk(engine, streamed=False)
+    assert (got.text, got.token_ids, got.finish_reason, got.prompt_token_count) == (" Paris.", (7042, 30), "length", 2)
+    assert [[choice.token_id for choice in at] for at in got.top] == [[7042, 260], [30, 28]]
+    (body,) = [body for path, _, body in engine.requests if path == CHAT]
+    assert body is not None
+    assert body["messages"] == [{"role": "user", "content": "Hello"}]
+    assert (body["logprobs"], body["top_logprobs"], "prompt" in body) == (True, 5, False)
+    assert parse_control(body["kv_transfer_params"]) == CONTROL
+
+
+def test_a_streamed_chat(engine: FakeServer) -> None:
+    def chunk(delta: dict[str, str], **choice: object) -> object:
+        return {"choices": [{"delta": delta, **choice}]}
+
+    engine.behaviours[CHAT] = stream(
+        chunk({"role": "assistant", "content": ""}),
+        chunk({"content": " Paris"}, token_ids=[7042], logprobs={"content": [top(PARIS_TOP)]}),
+        chunk({"content": "."}, token_ids=[30], logprobs={"content": [top(DOT_TOP)]}, finish_reason="length"),
+        USAGE_EVENT,
+    )
+    got = talk(engine, streamed=True)
+    assert (got.text, got.token_ids, got.error, len(got.top)) == (" Paris.", (7042, 30), "", 2)
+    assert got.ttft_s > 0
+
+
+def test_a_client_that_leaves_in_the_middle_of_a_stream(engine: FakeServer) -> None:
+    begun = threading.Event()
+
+    def behave(handler: fake_server.Handler) -> None:
+        stream(PARIS_EVENT, end=False)(handler)
+        begun.set()
+        time.sleep(2)
+
+    engine.behaviours[COMPLETIONS] = behave
+    departure = Departure()
+    leaving = threading.Thread(target=lambda: begun.wait(5) and departure.leave())
+    leaving.start()
+    got = EngineClient(engine.url).complete(
+        PROMPT, CONTROL, max_tokens=2, stream=True, deadline_s=10, departure=departure
+    )
+    leaving.join()
+    assert (got.gave_up, got.timed_out, got.error, got.finish_reason) == (True, False, "the client gave up", "")
+    assert got.duration_s < 1
+
+
+def test_a_client_that_leaves_too_late_has_its_answer(engine: FakeServer) -> None:
+    engine.behaviours[COMPLETIONS] = stream(PARIS_EVENT, DOT_EVENT, USAGE_EVENT)
+    departure = Departure()
+    got = EngineClient(engine.url).complete(
+        PROMPT, CONTROL, max_tokens=2, stream=True, deadline_s=10, departure=departure
+    )
+    departure.leave()
+    assert (got.gave_up, got.error, got.finish_reason) == (False, "", "length")
+
+
 def test_facts_about_the_engine(engine: FakeServer) -> None:
     client = EngineClient(engine.url + "/")
     assert client.is_healthy()
@@ -217,6 +294,7 @@ def test_facts_about_the_engine(engine: FakeServer) -> None:
     assert (client.block_size(), client.num_gpu_blocks()) == (32, 728)
     assert client.queue_state() == QueueState(running_count=3, waiting_count=3, cache_usage=0.5, preemption_count=3)
     assert client.tokenize("The capital") == (504, 3575)
+    assert client.tokenize_chat("The capital") == (504, 3575)
     assert client.detokenize((504, 3575)) == "The capital"
     client.reset_prefix_cache()
 

@@ -235,6 +235,75 @@ def test_a_prompt_keeps_its_paragraphs_and_repeats_its_text(tmp_path: Path) -> N
     )
 
 
+def roles_and_moments(tmp_path: Path, entry: str) -> list[tuple[Role, str, Moment, Moment | None]]:
+    (cell,) = cells_of(tmp_path, f"engine: decode-chunked, load: sync, fault: {{kind: report}}, workload: {entry}")
+    return [(r.role, r.prompt_id, r.sent, r.gives_up) for r in cell.requests]
+
+
+def test_a_twin_is_the_victims_prompt_again(tmp_path: Path) -> None:
+    assert roles_and_moments(tmp_path, "{kind: twin, victim: harbour, gives_up: repair}") == [
+        (Role.VICTIM, "harbour", Moment.START, Moment.REPAIR),
+        (Role.SHARER, "harbour", Moment.LOADING, None),
+    ]
+
+
+def test_requests_are_in_the_order_in_which_they_are_sent(tmp_path: Path) -> None:
+    entry = "{kind: group, victim: harbour, fellows: ferry, ahead: [library, ferry], late: ferry, bystanders: library}"
+    assert roles_and_moments(tmp_path, entry.replace("}", ", then: library}")) == [
+        (Role.BYSTANDER, "library", Moment.AHEAD, None),
+        (Role.BYSTANDER, "ferry", Moment.AHEAD, None),
+        (Role.VICTIM, "harbour", Moment.START, None),
+        (Role.VICTIM, "ferry", Moment.START, None),
+        (Role.BYSTANDER, "library", Moment.LOADING, None),
+        (Role.SHARER, "ferry", Moment.REPAIR, None),
+        (Role.BYSTANDER, "library", Moment.GONE, None),
+    ]
+
+
+def test_only_the_victims_are_broken_and_requests_ahead_load_nothing(tmp_path: Path) -> None:
+    entry = "{kind: group, victim: harbour, fellows: ferry, ahead: library, bystanders: library}"
+    (cell,) = cells_of(tmp_path, f"engine: decode-tight, load: sync, fault: {{kind: report}}, workload: {entry}")
+    broken = [(request.fault.kind, request.load) for request in cell.requests]
+    assert broken == [
+        (FaultKind.NONE, LoadMode.OFF),
+        (FaultKind.REPORT, LoadMode.SYNC),
+        (FaultKind.REPORT, LoadMode.SYNC),
+        (FaultKind.NONE, LoadMode.SYNC),
+    ]
+
+
+def test_who_gives_up_is_streamed_to_and_nobody_else(tmp_path: Path) -> None:
+    (cell,) = cells_of(
+        tmp_path,
+        "engine: decode-chunked, load: sync, fault: {kind: report}, "
+        "workload: {kind: twin, victim: harbour, gives_up: loading}",
+    )
+    assert cell.id == "chunked-report-sync-twin-given-up"
+    assert [request.stream for request in cell.requests] == [True, False]
+
+
+def test_bystanders_with_a_deadline_of_their_own(tmp_path: Path) -> None:
+    entry = "{kind: group, victim: harbour, sharers: ferry, bystanders: library, bystander_deadline_s: 2}"
+    (cell,) = cells_of(tmp_path, f"engine: decode-tight, load: sync, deadline_s: 9, workload: {entry}")
+    assert [request.deadline_s for request in cell.requests] == [0, 0, 2]
+
+
+def test_engines_with_other_settings_are_their_own_oracles(tmp_path: Path) -> None:
+    cells = cells_of(tmp_path, "engine: [decode-fail, decode-tight], load: sync, workload: {victim: harbour}")
+    assert [(cell.engine, cell.oracle_engine, cell.policy) for cell in cells] == [
+        ("decode-fail", "decode-baseline", "fail"),
+        ("decode-tight", "decode-tight", "recompute"),
+    ]
+
+
+def test_the_chat_api(tmp_path: Path) -> None:
+    head = HEAD.replace("  library: {text", "  library: {chat: true, text")
+    entry = "  - {why: B., engine: decode-fail, load: sync, workload: {victim: library, api: [completions, chat]}}"
+    plan = plan_of(tmp_path, head + entry)
+    assert ids(plan) == ["fail-none-sync", "fail-none-sync-chat"]
+    assert [cell.requests[0].chat for cell in plan.cells] == [False, True]
+
+
 # Mistakes.
 
 MANY_MISTAKES = """
@@ -283,7 +352,7 @@ def many(tmp_path: Path) -> list[str]:
 @pytest.mark.parametrize(
     "problem",
     [
-        "unknown key promts @ promts (line 4; did you mean prompts? valid: schema, name, prompts, cells)",
+        "unknown key promts @ promts (line 4; did you mean prompts? valid: schema, name, include, prompts, cells)",
         "'Harbour' cannot be a prompt's id @ prompts.Harbour (line 6; lower-case letters, digits and single dashes)",
         "input should be a valid integer, not 'many' @ prompts.harbour.token_count (line 7)",
         "the text says 'thunder' 0 times @ prompts.bakery.secret (line 8; once is right)",
@@ -415,7 +484,35 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "7", "- a\n"])
 def test_a_file_without_a_mapping(tmp_path: Path, text: str) -> None:
     (line,) = problems_of(tmp_path, text)
-    assert line.endswith("is not a mapping @ top of the file (line 1; valid keys: schema, name, prompts, cells)")
+    assert line.endswith(
+        "is not a mapping @ top of the file (line 1; valid keys: schema, name, include, prompts, cells)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("workload", "says"),
+    [
+        ("{kind: twin, victim: harbour, sharers: ferry}", "twin is the victim's prompt twice"),
+        ("{kind: late, victim: harbour}", "late is a victim, and one request during its repair"),
+        ("{kind: late, victim: harbour, late: ferry, then: library}", "late is a victim, and one request"),
+        ("{victim: harbour, ahead: library}", "single is a victim alone"),
+        ("{kind: group, victim: harbour, sharers: ferry, bystander_deadline_s: 1}", "there are no bystanders"),
+        ("{kind: group, victim: harbour, then: librari}", "unknown prompt 'librari' @ cells.0.workload.then"),
+        ("{victim: harbour, api: chat}", "prompt harbour is no chat @ cells.0.workload.api"),
+    ],
+)
+def test_workloads_that_make_no_sense(tmp_path: Path, workload: str, says: str) -> None:
+    text = f"{HEAD}  - {{why: B., engine: decode-fail, load: sync, workload: {workload}}}"
+    (problem,) = problems_of(tmp_path, text)
+    assert problem.startswith(says)
+
+
+def test_a_chat_prompt_has_no_token_count(tmp_path: Path) -> None:
+    head = HEAD.replace("  library: {text", "  library: {chat: true, token_count: 99, text")
+    (problem,) = problems_of(
+        tmp_path, head + "  - {why: B., engine: decode-fail, load: sync, workload: {victim: library}}"
+    )
+    assert problem.startswith("a chat prompt has neither token_count nor share_with @ prompts.library")
 
 
 # Selection.

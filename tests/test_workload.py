@@ -152,3 +152,32 @@ def test_all_impossible_prompts_are_listed_in_the_order_of_the_file() -> None:
         "prompts.ferry",
         "prompts.tiny",
     ]
+
+
+TALK = PromptSpec("talk", "The word is owl. What is it?", secret="owl", chat=True)
+
+
+def test_a_chat_is_what_the_template_makes_of_the_message() -> None:
+    prompt = build_prompts([TALK], Characters(), BLOCK_SIZE)["talk"]
+    assert prompt.text == "<The word is owl. What is it?>"
+    assert prompt.token_ids == characters(prompt.text)
+    assert prompt.message == TALK.text
+    assert not prompt.unstored
+
+
+def test_the_secret_of_a_chat_may_come_after_all_that_the_template_adds() -> None:
+    assert problems(PromptSpec("talk", "The word is owl", secret="owl", chat=True)) == [
+        "  the secret ends at token 17, but only the first 16 of 17 tokens are loaded @ prompts.talk"
+    ]
+
+
+def test_a_prompt_that_is_to_be_unstored() -> None:
+    prompt = build_prompts([PromptSpec("short", "Bob!", unstored=True)], Characters(), BLOCK_SIZE)["short"]
+    assert (prompt.full_block_count, prompt.unstored) == (0, True)
+
+
+def test_an_unstored_prompt_that_has_a_block() -> None:
+    assert problems(PromptSpec("short", "Bobby", unstored=True)) == [
+        "  5 tokens give 1 blocks that can be loaded, but the prompt is to be unstored: at most 4 tokens "
+        "@ prompts.short"
+    ]
