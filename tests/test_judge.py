@@ -65,6 +65,7 @@ FINISH_MISSING, FINISH_TWICE, REPORT_LATE, UNKNOWN_BLOCK = (
 )
 HANG, RAISE = FaultKind.HANG, FaultKind.RAISE
 BLOCKS = tuple(range(BLOCK_COUNT))
+FLOAT32 = "float32"
 LOAD = (EventName.PLANNED, EventName.LOADED)
 VICTIM_TAG, BYSTANDER_TAG, CANARY_TAG = "tag-victim", "tag-bystander", "tag-canary"
 
@@ -143,6 +144,7 @@ class TestGreen:
             "load-mode",
             "requests-sent",
             "control-accepted",
+            "one-worker",
             "kv-loaded",
             "fault-fired",
             "nothing-else-failed",
@@ -214,7 +216,7 @@ class TestLostLoads:
         seen = replace(change_answer(observation(of), Role.VICTIM, timed_out=True, status_code=0), settled=False)
         verdict, code = judged(of, seen)
         assert (verdict.outcome, code) == (Outcome.HUNG, 1)
-        assert broken_checks(verdict) == {"in-time", "victim-equals-oracle", "nothing-leaked"}
+        assert broken_checks(verdict) == {"in-time", "nothing-leaked"}
 
     @CELLS
     def test_blocks_held_afterwards_are_leaked(self, of: Cell) -> None:
@@ -296,7 +298,7 @@ class TestSecondLoad:
         verdict, code = self.loaded_again(oracle_answer(OracleKey("victim", OracleKind.RECOMPUTE)))
         assert (verdict.outcome, broken_checks(verdict), code) == (Outcome.WRONG_OUTPUT, {"victim-equals-oracle"}, 1)
 
-    @pytest.mark.parametrize("times", [2, 3, ALWAYS])
+    @pytest.mark.parametrize("times", [2, ALWAYS])
     def test_broken_too_equals_recompute(self, times: int) -> None:
         answer = oracle_answer(OracleKey("victim", OracleKind.RECOMPUTE))
         verdict, code = self.loaded_again(answer, break_again=True, times=times)
@@ -309,6 +311,24 @@ class TestSecondLoad:
 
     def test_broken_less_often_than_planned_is_unproven(self) -> None:
         verdict, code = self.loaded_again(oracle_answer(OracleKey("victim", OracleKind.REUSE)), times=2)
+        assert (verdict.outcome, broken_checks(verdict), code) == (Outcome.UNPROVEN, {"fault-fired"}, 2)
+
+    @pytest.mark.parametrize("times", [3, 4])
+    def test_too_few_loads_for_what_is_planned_are_unproven(self, times: int) -> None:
+        answer = oracle_answer(OracleKey("victim", OracleKind.RECOMPUTE))
+        verdict, code = self.loaded_again(answer, break_again=True, times=times)
+        assert (verdict.outcome, broken_checks(verdict), code) == (Outcome.UNPROVEN, {"fault-fired"}, 2)
+        (finding,) = (f for f in verdict.findings if not f.ok)
+        assert finding.detail == f"fired 2 of {times} times"
+
+    def test_one_load_of_a_fault_that_is_always_there_is_enough(self) -> None:
+        of = cell(REPORT, "first", times=ALWAYS)
+        verdict, code = judged(of)
+        assert (verdict.outcome, broken_checks(verdict), code) == (Outcome.RECOVERED, set(), 0)
+        assert {f.detail for f in verdict.findings if f.check == "fault-fired"} == {""}
+
+    def test_one_load_is_not_two(self) -> None:
+        verdict, code = judged(cell(REPORT, "middle", mix=True, times=2))
         assert (verdict.outcome, broken_checks(verdict), code) == (Outcome.UNPROVEN, {"fault-fired"}, 2)
 
     def test_reported_only_once_of_twice_is_unreported(self) -> None:
@@ -393,6 +413,7 @@ LATE = cell(DELAY, mix=True)
 
 WRONG = {"victim-equals-oracle"}
 TIMED_OUT = {"in-time"}
+NO_ANSWER = Completion(0, "no complete answer within 60 s", timed_out=True)
 
 FACTS = [
     Case("restarted", MIX, state("after", restart_count=1), Outcome.CRASHED, {"engine-alive"}),
@@ -418,25 +439,103 @@ FACTS = [
         MIX,
         both(state("after", restart_count=1), fields(Role.VICTIM, timed_out=True)),
         Outcome.CRASHED,
-        {"engine-alive"} | TIMED_OUT | WRONG,
+        {"engine-alive"} | TIMED_OUT,
     ),
-    Case("hung-victim", MIX, fields(Role.VICTIM, timed_out=True), Outcome.HUNG, TIMED_OUT | WRONG),
+    Case("hung-victim", MIX, fields(Role.VICTIM, timed_out=True), Outcome.HUNG, TIMED_OUT),
+    Case("hung-sharer", MIX, fields(Role.SHARER, timed_out=True), Outcome.HUNG, TIMED_OUT),
+    Case("hung-bystander", MIX, fields(Role.BYSTANDER, timed_out=True), Outcome.HUNG, TIMED_OUT),
+    Case("hung-canary", MIX, fields(Role.CANARY, timed_out=True), Outcome.HUNG, TIMED_OUT),
+    Case("hung-under-fail", FAIL, fields(Role.VICTIM, timed_out=True), Outcome.HUNG, TIMED_OUT),
+    Case("hung-without-a-token", MIX, answer(Role.VICTIM, NO_ANSWER), Outcome.HUNG, TIMED_OUT),
     Case(
-        "hung-bystander",
+        "hung-after-right-tokens",
         MIX,
-        fields(Role.BYSTANDER, timed_out=True),
+        fields(Role.VICTIM, timed_out=True, token_ids=partial(3).token_ids[:2], finish_reason=""),
         Outcome.HUNG,
+        TIMED_OUT,
+    ),
+    Case(
+        "hung-after-a-right-answer-that-did-not-end",
+        MIX,
+        fields(Role.VICTIM, timed_out=True, finish_reason=""),
+        Outcome.HUNG,
+        TIMED_OUT,
+    ),
+    Case(
+        "wrong-tokens-outrank-hung",
+        MIX,
+        answer(Role.VICTIM, replace(wrong_answer(VICTIM), timed_out=True, finish_reason="")),
+        Outcome.WRONG_OUTPUT,
+        TIMED_OUT | WRONG,
+    ),
+    Case(
+        "more-tokens-than-the-oracle-outrank-hung",
+        MIX,
+        fields(Role.VICTIM, timed_out=True, token_ids=(*partial(3).token_ids, 7)),
+        Outcome.WRONG_OUTPUT,
+        TIMED_OUT | WRONG,
+    ),
+    Case(
+        "poisoned-outranks-hung",
+        MIX,
+        both(answer(Role.VICTIM, NO_ANSWER), answer(Role.CANARY, wrong_answer(VICTIM))),
+        Outcome.POISONED,
+        TIMED_OUT | {"canary-equals-oracle"},
+    ),
+    Case(
+        "poisoned-outranks-collateral-and-hung",
+        MIX,
+        both(
+            answer(Role.VICTIM, NO_ANSWER),
+            answer(Role.CANARY, wrong_answer(VICTIM)),
+            answer(Role.BYSTANDER, wrong_answer(BYSTANDER)),
+        ),
+        Outcome.POISONED,
+        TIMED_OUT | {"canary-equals-oracle", "bystander-equals-oracle"},
+    ),
+    Case(
+        "collateral-outranks-hung",
+        MIX,
+        both(answer(Role.VICTIM, NO_ANSWER), answer(Role.BYSTANDER, wrong_answer(BYSTANDER))),
+        Outcome.COLLATERAL,
         TIMED_OUT | {"bystander-equals-oracle"},
     ),
-    Case("hung-canary", MIX, fields(Role.CANARY, timed_out=True), Outcome.HUNG, TIMED_OUT | {"canary-equals-oracle"}),
-    Case("hung-under-fail", FAIL, fields(Role.VICTIM, timed_out=True), Outcome.HUNG, TIMED_OUT | WRONG),
+    Case(
+        "hung-outranks-leaked",
+        MIX,
+        both(answer(Role.VICTIM, NO_ANSWER), state("after", cache_usage=0.5)),
+        Outcome.HUNG,
+        TIMED_OUT | {"nothing-leaked"},
+    ),
+    Case(
+        "crash-outranks-poisoned-and-hung",
+        MIX,
+        both(
+            state("after", restart_count=1),
+            answer(Role.VICTIM, NO_ANSWER),
+            answer(Role.CANARY, wrong_answer(VICTIM)),
+        ),
+        Outcome.CRASHED,
+        TIMED_OUT | {"engine-alive", "canary-equals-oracle"},
+    ),
+    Case(
+        "hung-outranks-what-is-not-proven",
+        MIX,
+        both(
+            drop_events(EventName.FAULT_FIRED, EventName.REPORTED),
+            answer(Role.VICTIM, NO_ANSWER),
+            answer(Role.CANARY, wrong_answer(VICTIM)),
+        ),
+        Outcome.HUNG,
+        TIMED_OUT | {"fault-fired", "canary-equals-oracle"},
+    ),
     Case("hung-silent", SILENT_MIX, fields(Role.VICTIM, timed_out=True), Outcome.HUNG, TIMED_OUT | {"control-caught"}),
     Case(
         "hang-stands-without-a-fired-fault",
         MIX,
         both(fields(Role.VICTIM, timed_out=True), drop_events(EventName.FAULT_FIRED, EventName.REPORTED)),
         Outcome.HUNG,
-        TIMED_OUT | WRONG | {"fault-fired"},
+        TIMED_OUT | {"fault-fired"},
     ),
 ]
 
@@ -493,6 +592,22 @@ PRECONDITIONS = [
         add_event(EventName.REJECTED, "cmpl-1", reason="faults are off"),
         UNPROVEN,
         {"control-accepted"},
+        INCONCLUSIVE,
+    ),
+    Case(
+        "two-workers",
+        NO_FAULT_MIX,
+        add_event(EventName.LOADED, VICTIM_TAG, BLOCKS),
+        UNPROVEN,
+        {"one-worker"},
+        INCONCLUSIVE,
+    ),
+    Case(
+        "two-workers-of-a-bystander",
+        NO_FAULT_MIX,
+        add_event(EventName.LOADED, BYSTANDER_TAG, BLOCKS),
+        UNPROVEN,
+        {"one-worker"},
         INCONCLUSIVE,
     ),
     Case(
@@ -1041,11 +1156,6 @@ OK = [
     ("no-canary-without-a-fault", NO_FAULT_MIX, lambda seen: replace(seen, requests=seen.requests[:-1])),
     ("nothing-offered-is-sync-by-name", ASYNC_MIX, add_event(EventName.OFFERED, CANARY_TAG)),
     (
-        "each-request-loads-its-own-way",
-        replace(MIX, requests=(*MIX.requests[:2], replace(MIX.requests[2], load=ASYNC))),
-        lambda seen: seen,
-    ),
-    (
         "canary-in-the-plan",
         replace(MIX, requests=(*MIX.requests, request(Role.CANARY))),
         lambda seen: replace(seen, requests=seen.requests[:-1]),
@@ -1142,7 +1252,7 @@ class TestFindings:
         verdict, _ = judged(MIX, answer_with(observation(MIX), Role.SHARER, wrong_answer(SHARER)))
         (finding,) = (f for f in verdict.findings if not f.ok)
         assert finding.request == "tag-sharer"
-        assert finding.expected == "partial(3) or reuse"
+        assert finding.expected == "partial(3) or reuse or recompute"
         assert finding.detail == "leaves partial(3) at token 0"
 
     def test_name_the_blocks(self) -> None:
@@ -1466,18 +1576,18 @@ class TestNoiseBand:
 
     def test_has_a_floor_and_a_ceiling(self) -> None:
         same = self.run(REUSE, self.ANSWER)
-        assert noise_band([]) == noise_band([same, same]) == NOISE_FLOOR
+        assert noise_band([], FLOAT32) == noise_band([same, same], FLOAT32) == NOISE_FLOOR
         far = self.run(RECOMPUTE, shifted(self.ANSWER, 5.0))
-        assert noise_band([same, far]) == NOISE_CEILING
+        assert noise_band([same, far], FLOAT32) == NOISE_CEILING
 
     @pytest.mark.parametrize("kinds", [(REUSE, RECOMPUTE), (REUSE, REUSE), (RECOMPUTE, RECOMPUTE)])
     def test_is_the_largest_drift_between_whole_oracles(self, kinds: tuple[OracleKind, OracleKind]) -> None:
         runs = [self.run(kinds[0], self.ANSWER), self.run(kinds[1], shifted(self.ANSWER, 0.03))]
-        assert noise_band(runs) == noise_band(runs[::-1]) == pytest.approx(0.03)
+        assert noise_band(runs, FLOAT32) == noise_band(runs[::-1], FLOAT32) == pytest.approx(0.03)
 
     def test_looks_at_both_leaders(self) -> None:
         runs = [self.run(REUSE, self.ANSWER), self.run(RECOMPUTE, with_gap(self.ANSWER, 2, 3.05))]
-        assert noise_band(runs) == pytest.approx(0.05)
+        assert noise_band(runs, FLOAT32) == pytest.approx(0.05)
 
     def test_leaves_out_a_token_that_does_not_lead_in_both(self) -> None:
         lead, second, third = self.ANSWER.top[0]
@@ -1486,18 +1596,18 @@ class TestNoiseBand:
             self.run(REUSE, self.ANSWER),
             self.run(REUSE, replace(self.ANSWER, top=(other, *self.ANSWER.top[1:]))),
         ]
-        assert noise_band(runs) == noise_band(runs[::-1]) == NOISE_FLOOR
+        assert noise_band(runs, FLOAT32) == noise_band(runs[::-1], FLOAT32) == NOISE_FLOOR
 
     def test_leaves_out_the_third(self) -> None:
         tops = tuple((*choices[:2], replace(choices[2], logprob=-9.0)) for choices in self.ANSWER.top)
         runs = [self.run(REUSE, self.ANSWER), self.run(REUSE, replace(self.ANSWER, top=tops))]
-        assert noise_band(runs) == NOISE_FLOOR
+        assert noise_band(runs, FLOAT32) == NOISE_FLOOR
 
     def test_leaves_out_what_comes_after_a_difference(self) -> None:
         other = shifted(completion((10, 20, 31), VICTIM), 0.0)
         tops = (*other.top[:2], (TokenChoice(31, -0.3), TokenChoice(30, -0.4)))
         runs = [self.run(REUSE, self.ANSWER), self.run(RECOMPUTE, replace(other, top=tops))]
-        assert noise_band(runs) == NOISE_FLOOR
+        assert noise_band(runs, FLOAT32) == NOISE_FLOOR
 
     def test_leaves_out_partials_other_prompts_and_other_lengths(self) -> None:
         far = shifted(self.ANSWER, 0.1)
@@ -1506,13 +1616,13 @@ class TestNoiseBand:
             self.run(RECOMPUTE, far, prompt_id="sharer"),
             self.run(RECOMPUTE, far, max_tokens=3),
         ):
-            assert noise_band([self.run(REUSE, self.ANSWER), other]) == NOISE_FLOOR
+            assert noise_band([self.run(REUSE, self.ANSWER), other], FLOAT32) == NOISE_FLOOR
 
     @pytest.mark.parametrize("logprob", [float("nan"), float("-inf")])
     def test_leaves_out_what_is_no_number(self, logprob: float) -> None:
         odd = replace(self.ANSWER, top=((TokenChoice(10, logprob),), *self.ANSWER.top[1:]))
         for runs in ([self.ANSWER, odd], [odd, self.ANSWER], [odd, odd]):
-            assert noise_band([self.run(REUSE, answer) for answer in runs]) == NOISE_FLOOR
+            assert noise_band([self.run(REUSE, answer) for answer in runs], FLOAT32) == NOISE_FLOOR
 
 
 # Controls, and cells that were not run.
