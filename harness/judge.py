@@ -194,8 +194,8 @@ def _with_controls(cells: Sequence[Cell], verdicts: Sequence[Verdict]) -> tuple[
 
     A red verdict stays red, and a cell that was not run stays so; a control is not doubted on its own account.
     """
-    status = {verdict.cell_id: verdict for verdict in verdicts}
-    return tuple(_with_control(cell, status[cell.id], _doubts(cell, cells, status)) for cell in cells)
+    by_id = {verdict.cell_id: verdict for verdict in verdicts}
+    return tuple(_with_control(c, v, _doubts(c, cells, by_id)) for c, v in zip(cells, verdicts, strict=True))
 
 
 def _with_control(cell: Cell, verdict: Verdict, doubts: tuple[str, ...]) -> Verdict:

@@ -1424,6 +1424,30 @@ class TestOracles:
         whole_runs = tuple(run for run in self.RUNS if run.key.kind is not OracleKind.PARTIAL)
         assert judged(MIX, runs=(*whole_runs, *once.values()))[0].status is Status.PASS
 
+    @pytest.mark.parametrize("of", [MIX, ASYNC_MIX, NO_FAULT_MIX], ids=lambda of: of.id)
+    def test_a_sharer_may_equal_its_own_recompute(self, of: Cell) -> None:
+        seen = answer_with(observation(of), Role.SHARER, whole(RECOMPUTE, "sharer"))
+        assert judged(of, seen)[0].status is Status.PASS
+
+    @pytest.mark.parametrize("of", [MIX, ASYNC_MIX, NO_FAULT_MIX], ids=lambda of: of.id)
+    def test_a_sharers_recompute_that_was_not_measured_excuses_nothing(self, of: Cell) -> None:
+        cells = (*controls_of(of), of)
+        runs = tuple(r for r in oracle_runs(cells) if (r.key.prompt_id, r.key.kind) != ("sharer", RECOMPUTE))
+        assert judged(of, runs=runs)[0].status is Status.PASS
+        seen = answer_with(observation(of), Role.SHARER, whole(RECOMPUTE, "sharer"))
+        verdict, code = judged(of, seen, runs)
+        assert (verdict.outcome, broken_checks(verdict), code) == (Outcome.COLLATERAL, {"sharer-equals-oracle"}, 1)
+
+    @pytest.mark.parametrize("changes", [{"token_ids": (1, 2)}, {"status_code": 500}])
+    def test_a_sharers_recompute_that_was_measured_must_be_stable(self, changes: dict[str, object]) -> None:
+        runs = tuple(
+            answered(**changes)(run) if (run.key.prompt_id, run.key.kind) == ("sharer", RECOMPUTE) else run
+            for run in self.RUNS[: len(self.RUNS) // 2]
+        )
+        verdict, _ = judged(MIX, runs=(*runs, *self.RUNS[len(self.RUNS) // 2 :]))
+        assert broken_checks(verdict) >= {"oracle-stable"}
+        assert verdict.outcome is Outcome.UNPROVEN
+
     def test_an_oracle_of_another_cell_does_no_harm(self) -> None:
         runs = altered(oracle_runs((*controls_of(MIX), MIX)), OracleKind.PARTIAL, with_blocks(0))
         assert judged(FIRST, runs=runs)[0].status is Status.PASS
@@ -1502,6 +1526,40 @@ class TestNearTies:
         answer = swapped(whole(REUSE), self.INDEX, -1.0)
         assert self.verdict(answer, gap=0.01).outcome is Outcome.WRONG_OUTPUT
 
+    def of_lists(self, expected: tuple[float, ...], got: tuple[float, ...], dtype: str = FLOAT32) -> bool:
+        """Whether it is a near tie when the answer has the second token of the oracle's list, each with these
+        log-probabilities."""
+        ids = tuple(choice.token_id for choice in whole(REUSE).top[self.INDEX])
+        tops = [tuple(TokenChoice(i, p) for i, p in zip(ids, logprobs, strict=True)) for logprobs in (expected, got)]
+        lists = [(*whole(REUSE).top[: self.INDEX], t, *whole(REUSE).top[self.INDEX + 1 :]) for t in tops]
+        token_ids = (*whole(REUSE).token_ids[: self.INDEX], ids[1], 7)
+        cells = (*controls_of(MIX), MIX, NO_FAULT_MIX)
+        runs = altered(oracle_runs(cells), REUSE, answered(top=lists[0]))
+        seen = [observation(of) for of in cells]
+        seen[-1] = answer(Role.VICTIM, replace(whole(REUSE), token_ids=token_ids, top=lists[1]))(seen[-1])
+        verdict = judge(cells, PROMPTS, runs, seen, BLOCK_SIZE, dtype)[-1]
+        (difference,) = verdict.differences
+        assert (verdict.outcome is Outcome.LOADED) == difference.near_tie
+        return difference.near_tie
+
+    def test_several_tokens_may_tie(self) -> None:
+        assert self.of_lists((-1.0, -1.0004, -1.0002), (-1.0004, -1.0002, -1.0))
+        assert not self.of_lists((-1.0, -1.0014, -1.0002), (-1.0004, -1.0002, -1.0))
+        assert not self.of_lists((-1.0, -1.0004, -1.0002), (-1.0014, -1.0002, -1.0))
+        assert not self.of_lists((-1.0, -1.0004, -1.0002), (-1.0004, -1.0014, -1.0))
+
+    def test_two_steps_of_a_coarse_dtype_are_a_tie(self) -> None:
+        """Lists seen on an H200 in bfloat16, with two and with three leaders."""
+        assert self.of_lists((-1.735, -1.735, -2.36), (-1.876, -1.626, -2.251), "bfloat16")
+        assert self.of_lists((-2.85, -3.1, -3.1), (-3.066, -3.066, -3.066), "bfloat16")
+        assert not self.of_lists((-2.85, -3.225, -3.1), (-3.066, -3.066, -3.066), "bfloat16")
+        assert not self.of_lists((-1.735, -1.735, -2.36), (-1.876, -1.626, -2.251), "float16")
+        assert not self.of_lists((-1.735, -1.735, -2.36), (-1.876, -1.626, -2.251), FLOAT32)
+
+    def test_float32_log_probabilities_a_whole_number_of_steps_apart_may_seem_further(self) -> None:
+        assert self.of_lists((-1.0, -1.0, -3.0), (-1.0, -1.250001, -3.0), "bfloat16")
+        assert not self.of_lists((-1.0, -1.0, -3.0), (-1.0, -1.2501, -3.0), "bfloat16")
+
     def test_other_leaders_are_corruption(self) -> None:
         answer = swapped(whole(REUSE), self.INDEX, 0.01)
         for choices in (
@@ -1579,6 +1637,24 @@ class TestNoiseBand:
         assert noise_band([], FLOAT32) == noise_band([same, same], FLOAT32) == NOISE_FLOOR
         far = self.run(RECOMPUTE, shifted(self.ANSWER, 5.0))
         assert noise_band([same, far], FLOAT32) == NOISE_CEILING
+
+    @pytest.mark.parametrize(
+        ("dtype", "floor"),
+        [
+            ("bfloat16", 0.25),
+            ("float16", 0.03125),
+            ("half", 0.03125),
+            ("float32", NOISE_FLOOR),
+            ("float", NOISE_FLOOR),
+            ("auto", NOISE_FLOOR),
+            ("", NOISE_FLOOR),
+        ],
+    )
+    def test_has_a_floor_of_two_steps_of_the_dtype(self, dtype: str, floor: float) -> None:
+        same = self.run(REUSE, self.ANSWER)
+        assert noise_band([same, same], dtype) == floor <= NOISE_CEILING
+        drifted = self.run(RECOMPUTE, shifted(self.ANSWER, floor + 0.001))
+        assert noise_band([same, drifted], dtype) == pytest.approx(min(floor + 0.001, NOISE_CEILING))
 
     @pytest.mark.parametrize("kinds", [(REUSE, RECOMPUTE), (REUSE, REUSE), (RECOMPUTE, RECOMPUTE)])
     def test_is_the_largest_drift_between_whole_oracles(self, kinds: tuple[OracleKind, OracleKind]) -> None:
@@ -1753,6 +1829,54 @@ class TestControls:
         found = self.verdicts((MIX, lambda seen: replace(seen, skipped="no Docker socket")))
         assert (found[MIX.id].outcome, found[MIX.id].status) == (Outcome.NOT_RUN, Status.SKIPPED)
         assert exit_code(found.values()) == 2
+
+    def test_are_asked_for_by_the_name_of_any_engine(self) -> None:
+        one = replace(MIX, engine="decode-small-pool", id="small-pool")
+        pairs = [(of, self.honest) for of in (self.NO_FAULT, self.SILENT_CONTROL)]
+        found = self.verdicts(*pairs, (one, self.honest))
+        assert self.doubted(found[one.id])
+        (finding,) = (f for f in found[one.id].findings if f.check == "controls")
+        assert finding.detail == (
+            "no no-fault control for decode-small-pool, sync; no silent control for decode-small-pool, sync"
+        )
+        own = [(replace(of, engine=one.engine, id=f"small-{of.id}"), self.honest) for of, _ in pairs]
+        assert self.verdicts(*pairs, *own, (one, self.honest))[one.id].status is Status.PASS
+
+    def test_are_asked_for_each_way_in_which_a_request_loads(self) -> None:
+        one = replace(MIX, requests=(*MIX.requests[:2], replace(MIX.requests[2], load=ASYNC)))
+        pairs = [(of, self.honest) for of in (self.NO_FAULT, self.SILENT_CONTROL)]
+        found = self.verdicts(*pairs, (one, self.honest))
+        assert self.doubted(found[one.id])
+        others = [(replace(of, id=f"async-{of.id}"), self.honest) for of in controls_of(ASYNC_MIX)]
+        assert self.verdicts(*pairs, *others, (one, self.honest))[one.id].status is Status.PASS
+
+    @pytest.mark.parametrize("status", [Outcome.LEAKED, Outcome.UNPROVEN, None])
+    def test_the_same_requests_without_the_fault_must_pass(self, status: Outcome | None) -> None:
+        change = {Outcome.LEAKED: self.leaking, Outcome.UNPROVEN: drop_events(EventName.LOADED), None: None}[status]
+        quiet = replace(NO_FAULT_MIX, id="quiet")
+        pairs = [(of, self.honest) for of in (self.NO_FAULT, self.SILENT_CONTROL)]
+        alone = replace(FIRST, id="alone")
+        found = self.verdicts(*pairs, (quiet, change), (MIX, self.honest), (alone, self.honest))
+        assert self.doubted(found[MIX.id])
+        (finding,) = (f for f in found[MIX.id].findings if f.check == "controls")
+        assert finding.detail == f"quiet is {found['quiet'].outcome}"
+        assert found["alone"].status is Status.PASS
+
+    def test_the_same_requests_without_the_fault_leave_no_doubt_when_they_pass(self) -> None:
+        quiet = replace(NO_FAULT_MIX, id="quiet")
+        pairs = [(of, self.honest) for of in (self.NO_FAULT, self.SILENT_CONTROL, quiet, MIX)]
+        assert {v.status for v in self.verdicts(*pairs).values()} == {Status.PASS}
+
+    def test_wrong_text_beside_a_broken_control_stays_red(self) -> None:
+        quiet = replace(NO_FAULT_MIX, id="quiet")
+        pairs = [(of, self.honest) for of in (self.NO_FAULT, self.SILENT_CONTROL)]
+        wrong = answer(Role.VICTIM, wrong_answer(VICTIM))
+        found = self.verdicts(*pairs, (quiet, wrong), (MIX, wrong))
+        assert (found[MIX.id].outcome, found[MIX.id].status) == (Outcome.WRONG_OUTPUT, Status.FAIL)
+
+    def test_cells_that_load_nothing_need_none(self) -> None:
+        found = self.verdicts((replace(cell(load=LoadMode.OFF), control=False), self.honest))
+        assert [f for v in found.values() for f in v.findings if f.check == "controls"] == []
 
 
 class TestNotRun:

@@ -318,6 +318,15 @@ def test_a_control_in_storage_is_no_control() -> None:
     assert "controls" in broken_checks(verdict)
 
 
+@pytest.mark.parametrize("kept", [FaultKind.NONE, FaultKind.SILENT])
+def test_cells_in_storage_need_both_controls(kept: FaultKind) -> None:
+    of = storage_cell(FLIPPED)
+    cells = (cell(kept, name="control"), of)
+    verdict = judge(cells, PROMPTS, oracle_runs(cells), [observation(cells[0]), storage_observation(of)], BLOCK_SIZE)[1]
+    assert (verdict.outcome, verdict.status) == (Outcome.UNPROVEN, Status.INCONCLUSIVE)
+    assert broken_checks(verdict) == {"controls"}
+
+
 def test_other_cells_have_no_findings_about_storage() -> None:
     verdict = judged(cell(FaultKind.REPORT), observation(cell(FaultKind.REPORT)))
     assert not {"volume-unchanged", "reload-sent"} & {finding.check for finding in verdict.findings}
