@@ -174,13 +174,24 @@ def judge_again(folder: RunFolder, known_issues: tuple[KnownIssue, ...] = ()) ->
     Raises UsageError when the folder is not a whole run.
     """
     plan, info = folder.load_plan(), folder.load_info()
-    prompts = {prompt.id: prompt for prompt in folder.load_prompts()}
+    prompts, oracles = folder.load_prompts(), folder.load_oracles()
     observations = folder.load_observations()
-    judged = judge(plan.cells, prompts, folder.load_oracles(), observations, info.block_size, dtype_of(info))
+    by_id = {prompt.id: prompt for prompt in prompts}
+    judged = judge(plan.cells, by_id, oracles, observations, info.block_size, dtype_of(info))
     verdicts = with_known_issues(judged, plan.cells, known_issues, info)
     for verdict in verdicts:
         folder.save_verdict(verdict)
-    return Report(info, folder.load_timing(), plan.cells, observations, verdicts, exit_code(verdicts), str(folder.path))
+    return Report(
+        info,
+        folder.load_timing(),
+        plan.cells,
+        observations,
+        verdicts,
+        exit_code(verdicts),
+        str(folder.path),
+        prompts,
+        oracles,
+    )
 
 
 def _describe(stack: Stack, folder: RunFolder, invocation: Invocation) -> RunInfo:
