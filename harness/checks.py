@@ -16,6 +16,7 @@ from harness.oracles import (
     BROKEN_KINDS,
     REPORTED_KINDS,
     acceptable,
+    essential,
     needed,
     oracle_block_count,
     oracle_name,
@@ -37,7 +38,7 @@ from harness.records import (
     RequestRecord,
     Role,
 )
-from services.faults import WHOLE_LOAD_KINDS, Fault, FaultKind, LoadMode, select
+from services.faults import ALWAYS, WHOLE_LOAD_KINDS, Fault, FaultKind, LoadMode, select
 from services.journal import Event, EventName
 
 FAIL_POLICY = "fail"
@@ -154,15 +155,30 @@ def victim_preempted(case: Case) -> Iterator[Finding]:
         yield Finding("victim-preempted", count > 0, expected="at least 1 preemption", got=str(count))
 
 
+def one_worker(case: Case) -> Iterator[Finding]:
+    """Each load that vLLM planned was journaled as loaded at most once.
+
+    Events have no rank: what several workers of one engine (tensor parallelism) write about one load looks like
+    several loads, and would be counted as such below.
+    """
+    for record in case.observation.requests:
+        planned, loaded = (len(case.blocks(record, name)) for name in (EventName.PLANNED, EventName.LOADED))
+        ok = loaded <= planned
+        detail = "" if ok else "journals of several workers of one engine cannot be judged"
+        yield Finding("one-worker", ok, detail, record.tag, f"at most {planned} loads", f"{loaded} loads")
+
+
 def fault_fired(case: Case) -> Iterator[Finding]:
-    """Each load broke exactly as planned, and nothing else broke."""
+    """Each load broke exactly as planned, as many loads as planned, and nothing else broke."""
     events = [event for event in case.observation.events if event.name is EventName.FAULT_FIRED]
     for record in case.observation.requests:
         fault = record.planned.fault
         wanted = _planned_breakage(fault, case.blocks(record, EventName.PLANNED))
         fired = tuple((event.reason, event.blocks) for event in events if event.request == record.tag)
-        ok = fired == wanted and (fired != () or fault.kind is FaultKind.NONE)
-        yield Finding("fault-fired", ok, request=record.tag, expected=_fired_text(wanted), got=_fired_text(fired))
+        least = _least_fired_count(fault)
+        detail = f"fired {len(fired)} of {least} times" if len(fired) < least else ""
+        ok = fired == wanted and not detail
+        yield Finding("fault-fired", ok, detail, record.tag, _fired_text(wanted), _fired_text(fired))
     strays = {event.request for event in events} - {record.tag for record in case.observation.requests}
     if strays:
         yield Finding("fault-fired", False, f"a fault fired for unknown requests {', '.join(sorted(strays))}")
@@ -181,9 +197,16 @@ def nothing_else_failed(case: Case) -> Iterator[Finding]:
     yield Finding("nothing-else-failed", not extra, ", ".join(extra))
 
 
+def _oracle_keys(case: Case) -> tuple[OracleKey, ...]:
+    """The oracles that the cell is judged by: all that are essential, and others where they were measured."""
+    essential_keys = essential(case.cell, case.prompts, case.block_size)
+    keys = needed((case.cell,), case.prompts, case.block_size)
+    return tuple(key for key in keys if key in essential_keys or key in case.oracles)
+
+
 def oracles_stable(case: Case) -> Iterator[Finding]:
     """Reuse and recompute were measured twice, a partial at least once, always with the same answer."""
-    for key in needed((case.cell,), case.prompts, case.block_size):
+    for key in _oracle_keys(case):
         completions = [run.completion for run in case.oracles.get(key, ())]
         wanted = 1 if key.kind is OracleKind.PARTIAL else 2
         problems = [answer_problem(completion, case.prompts[key.prompt_id]) for completion in completions]
@@ -195,7 +218,7 @@ def oracles_stable(case: Case) -> Iterator[Finding]:
 
 def oracles_loaded(case: Case) -> Iterator[Finding]:
     """Each oracle run loaded the blocks that it stands for, and no others."""
-    for key in needed((case.cell,), case.prompts, case.block_size):
+    for key in _oracle_keys(case):
         wanted = tuple(range(oracle_block_count(key, case.prompts[key.prompt_id])))
         loads = [_loaded(run.events) for run in case.oracles.get(key, ())]
         ok = loads != [] and all(blocks == wanted for blocks in loads)
@@ -254,7 +277,9 @@ def same_bytes_loaded(case: Case) -> Iterator[Finding]:
 
 
 def victim_equals_oracle(case: Case) -> Iterator[Finding]:
-    """The victim of an honest fault has the right tokens, or under policy `fail` an error and nothing else."""
+    """The victim of an honest fault has the right tokens, or under policy `fail` an error and nothing else.
+
+    That an answer did not end before its deadline is no concern of this check and the next two."""
     for record in case.records(Role.VICTIM):
         if not case.is_silent(record):
             yield from _right_answer(case, record)
@@ -298,7 +323,7 @@ def control_caught(case: Case) -> Iterator[Finding]:
     for record in case.records(Role.VICTIM):
         if case.is_silent(record):
             found = comparison(case, record)
-            ok = not found.ok and found.difference is not None
+            ok = not found.ok and found.difference is not None and not record.completion.timed_out
             yield Finding("control-caught", ok, found.detail, record.tag, f"not {_wanted(case, record)}")
 
 
@@ -369,6 +394,13 @@ def _planned_breakage(fault: Fault, loads: Sequence[Blocks]) -> tuple[tuple[str,
     return tuple((fault.kind.value, blocks) for blocks in chosen)
 
 
+def _least_fired_count(fault: Fault) -> int:
+    """How many loads must be broken for the cell to show what it is about: all that it names."""
+    if fault.kind is FaultKind.NONE:
+        return 0
+    return 1 if fault.times == ALWAYS else fault.times
+
+
 def _broken_blocks(case: Case) -> dict[str, frozenset[int]]:
     """Per request, the blocks that a fault broke and was to report."""
     honest = [r for r in case.observation.requests if r.planned.fault.kind in REPORTED_KINDS]
@@ -432,6 +464,7 @@ CHECKS: tuple[tuple[Outcome, Check], ...] = (
     (Outcome.NOT_RUN, load_mode),
     (Outcome.UNPROVEN, requests_sent),
     (Outcome.UNPROVEN, controls_accepted),
+    (Outcome.UNPROVEN, one_worker),
     (Outcome.UNPROVEN, kv_loaded),
     (Outcome.UNPROVEN, moments_met),
     (Outcome.UNPROVEN, victim_preempted),
@@ -453,4 +486,10 @@ CHECKS: tuple[tuple[Outcome, Check], ...] = (
     (Outcome.UNREPORTED, storage_checks.damage_noticed),
     (Outcome.MISSED, control_caught),
 )
-"""Each check, and the outcome of a cell in which it is the first that is broken."""
+"""Each check, and the outcome of a cell in which it is the first that is broken.
+
+What was seen of the engine comes first, because it stands whatever else was proven: an engine that died, and with it
+every answer after that; then answers that never came, unless there is a proven wrong one (`judge.py`); then what has to
+hold before anything is claimed; then the claims, the worst first: wrong text that a client took for an answer, wrong
+text that will come to others, and what can be seen without reading text.
+"""

@@ -12,7 +12,8 @@ from dataclasses import replace
 
 from harness import storage_checks
 from harness.checks import CHECKS, FAIL_POLICY, Case, comparison
-from harness.comparison import failed_cleanly, noise_band
+from harness.comparison import UNKNOWN_DTYPE, failed_cleanly, noise_band
+from harness.controls import controls_of, load_modes, undisturbed
 from harness.oracles import BROKEN_KINDS
 from harness.records import (
     Cell,
@@ -28,7 +29,7 @@ from harness.records import (
     Status,
     Verdict,
 )
-from services.faults import FaultKind, LoadMode
+from services.faults import FaultKind
 from services.journal import EventName
 
 WRONG_ANSWERS = frozenset({Outcome.WRONG_OUTPUT, Outcome.POISONED, Outcome.COLLATERAL})
@@ -41,13 +42,15 @@ def judge(
     oracle_runs: Sequence[OracleRun],
     observations: Iterable[Observation],
     block_size: int,
+    dtype: str = UNKNOWN_DTYPE,
 ) -> tuple[Verdict, ...]:
     """One verdict per cell, in the order of `cells`. A cell without an observation was not run.
 
-    `block_size` is in tokens. Raises KeyError for a cell whose prompt is not in `prompts`.
+    `block_size` is in tokens, `dtype` what the engines compute in, by vLLM's name. Raises KeyError for a cell whose
+    prompt is not in `prompts`.
     """
     observed = {observation.cell_id: observation for observation in observations}
-    judge_alone = cell_judge(prompts, oracle_runs, block_size)
+    judge_alone = cell_judge(prompts, oracle_runs, block_size, dtype)
     verdicts = tuple(
         judge_alone(cell, observed[cell.id])
         if cell.id in observed
@@ -58,13 +61,13 @@ def judge(
 
 
 def cell_judge(
-    prompts: Mapping[str, Prompt], oracle_runs: Sequence[OracleRun], block_size: int
+    prompts: Mapping[str, Prompt], oracle_runs: Sequence[OracleRun], block_size: int, dtype: str = UNKNOWN_DTYPE
 ) -> Callable[[Cell, Observation], Verdict]:
     """Judges one cell by itself, controls aside: what can be said while a run goes on."""
     oracles: defaultdict[OracleKey, list[OracleRun]] = defaultdict(list)
     for run in oracle_runs:
         oracles[run.key].append(run)
-    band = noise_band(oracle_runs)
+    band = noise_band(oracle_runs, dtype)
     return lambda cell, seen: _judge_cell(Case(cell, seen, prompts, dict(oracles), block_size, band))
 
 
@@ -86,10 +89,7 @@ def _judge_cell(case: Case) -> Verdict:
         return _not_run(case.cell, Status.SKIPPED, Finding("stack-suffices", False, seen.skipped))
     results = [(outcome, tuple(check(case))) for outcome, check in CHECKS]
     broken = [outcome for outcome, found in results if not all(finding.ok for finding in found)]
-    outcome = next(iter(broken), None) or _green(case)
-    if outcome is Outcome.NOT_RUN:
-        # A connector that cannot load as asked is no finding; wrong answers are, however it loaded.
-        outcome = next((claim for claim in broken if claim in WRONG_ANSWERS), outcome)
+    outcome = _worst(broken) if broken else _green(case)
     findings = [finding for _, found in results for finding in found]
     if outcome in GREENS:
         expected = case.cell.expected
@@ -98,6 +98,19 @@ def _judge_cell(case: Case) -> Verdict:
     differences = tuple(difference for difference in compared if difference)
     status = _status(outcome, case.cell.expected)
     return Verdict(case.cell.id, outcome, status, tuple(findings), _evidence(case), differences)
+
+
+def _worst(broken: Sequence[Outcome]) -> Outcome:
+    """The first; but a wrong answer, which nobody may notice, is worse than none, and than a load of another mode."""
+    wrong = next((outcome for outcome in broken if outcome in WRONG_ANSWERS), broken[0])
+    match broken[0]:
+        case Outcome.NOT_RUN:
+            # A connector that cannot load as asked is no finding; wrong answers are, however it loaded.
+            return wrong
+        case Outcome.HUNG if Outcome.UNPROVEN not in broken:
+            return wrong
+        case first:
+            return first
 
 
 def _not_run(cell: Cell, status: Status, finding: Finding) -> Verdict:
@@ -180,32 +193,34 @@ def _died_after(cells: Sequence[Cell], observed: Mapping[str, Observation]) -> f
 
 
 def _with_controls(cells: Sequence[Cell], verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
-    """The verdicts, where controls that do not pass leave nothing proven for their engine and load mode.
+    """The verdicts, where cells that should back another one and do not pass leave nothing proven for it.
 
     A red verdict stays red, and a cell that was not run stays so; a control is not doubted on its own account.
     """
-    judged = list(zip(cells, verdicts, strict=True))
-    return tuple(_with_control(cell, verdict, _bad_controls(cell, judged)) for cell, verdict in judged)
+    by_id = {verdict.cell_id: verdict for verdict in verdicts}
+    return tuple(_with_control(c, v, _doubts(c, cells, by_id)) for c, v in zip(cells, verdicts, strict=True))
 
 
-def _with_control(cell: Cell, verdict: Verdict, bad: tuple[str, ...]) -> Verdict:
-    if verdict.outcome is Outcome.NOT_RUN or cell.load is LoadMode.OFF:
+def _with_control(cell: Cell, verdict: Verdict, doubts: tuple[str, ...]) -> Verdict:
+    if verdict.outcome is Outcome.NOT_RUN or not load_modes(cell):
         return verdict
-    finding = Finding("controls", not bad, "; ".join(bad))
+    finding = Finding("controls", not doubts, "; ".join(doubts))
     doubted = replace(verdict, findings=(*verdict.findings, finding))
-    if bad and verdict.status is Status.PASS:
+    if doubts and verdict.status is Status.PASS:
         return replace(doubted, outcome=Outcome.UNPROVEN, status=Status.INCONCLUSIVE)
     return doubted
 
 
-def _bad_controls(cell: Cell, judged: Iterable[tuple[Cell, Verdict]]) -> tuple[str, ...]:
-    """What is wrong with the controls of the cell's engine and load mode, other than the cell itself."""
-    controls = [(c, v) for c, v in judged if c.control and (c.engine, c.load) == (cell.engine, cell.load)]
-    kinds = {control.fault.kind for control, _ in controls if not control.storage}
+def _doubts(cell: Cell, cells: Sequence[Cell], verdicts: Mapping[str, Verdict]) -> tuple[str, ...]:
+    """What is wrong with the cells that back this one: its controls, and the same requests with nothing broken."""
+    controls = controls_of(cell, cells)
+    there = {(control.load, control.fault.kind) for control in controls if not control.storage}
     absent = [
-        f"no {name} control for {cell.engine}, {cell.load}"
+        f"no {name} control for {cell.engine}, {load}"
+        for load in load_modes(cell)
         for name, kind in (("no-fault", FaultKind.NONE), ("silent", FaultKind.SILENT))
-        if kind not in kinds
+        if (load, kind) not in there
     ]
-    broken = [f"{c.id} is {v.outcome}" for c, v in controls if c.id != cell.id and v.status is not Status.PASS]
+    backing = dict.fromkeys(other.id for other in (*controls, *undisturbed(cell, cells)) if other.id != cell.id)
+    broken = [f"{name} is {verdicts[name].outcome}" for name in backing if verdicts[name].status is not Status.PASS]
     return (*absent, *broken)

@@ -1,8 +1,9 @@
 """Which oracles a plan needs, and which of them each request must equal.
 
-The runner measures what `needed` lists; the judge asks `acceptable` for each request. Pure. A reported bad block k
-makes vLLM keep the k blocks before it and compute the rest, so the answer must be that of a request which loaded
-exactly k blocks: reuse and recompute may differ from it, and from each other, without any fault.
+The runner measures what `needed` lists; the judge asks for all that is `essential`, and what is `acceptable` for each
+request. Pure. A reported bad block k makes vLLM keep the k blocks before it and compute the rest, so the answer must be
+that of a request which loaded exactly k blocks: reuse and recompute may differ from it, and from each other, without
+any fault.
 """
 
 from __future__ import annotations
@@ -35,11 +36,17 @@ BAD_BLOCK_KINDS = BROKEN_KINDS | {FaultKind.SILENT}
 
 
 def needed(cells: Iterable[Cell], prompts: Mapping[str, Prompt], block_size: int) -> tuple[OracleKey, ...]:
-    """Every oracle that judging `cells` takes, once each, in the order of the plan.
+    """Every oracle to measure for `cells`, once each, in the order of the plan."""
+    keys = (key for cell in cells for key in (*essential(cell, prompts, block_size), *_spare(cell)))
+    return tuple(dict.fromkeys(keys))
+
+
+def essential(cell: Cell, prompts: Mapping[str, Prompt], block_size: int) -> tuple[OracleKey, ...]:
+    """The oracles without which nothing can be said of the cell, once each.
 
     Of a victim's prompt always reuse and recompute: their agreement is also what near ties are measured by.
     """
-    return tuple(dict.fromkeys(key for cell in cells for key in _needed_for(cell, prompts, block_size)))
+    return tuple(dict.fromkeys(_essential(cell, prompts, block_size)))
 
 
 def acceptable(
@@ -51,15 +58,9 @@ def acceptable(
     be asked of the request, because it runs on KV that is wrong by design. Where a request loads its KV a second
     time, only the journal knows; the judge looks there.
     """
-    match request.role:
-        case Role.VICTIM:
-            return _for_victim(cell, request, prompts)
-        case Role.SHARER:
-            return _for_sharer(cell, request, prompts, block_size)
-        case Role.CANARY:
-            return _for_canary(cell, request, prompts)
-        case Role.BYSTANDER | Role.RELOAD:
-            return (_untouched(cell, request),)
+    keys = _by_path(cell, request, prompts, block_size)
+    spare = (recompute(cell, request.prompt_id),) if keys and request.role is Role.SHARER else ()
+    return tuple(dict.fromkeys((*keys, *spare)))
 
 
 def victim_of(cell: Cell) -> PlannedRequest:
@@ -115,13 +116,37 @@ def recompute(cell: Cell, prompt_id: str) -> OracleKey:
     return OracleKey(prompt_id, OracleKind.RECOMPUTE, 0, cell.max_tokens, cell.oracle_engine)
 
 
-def _needed_for(cell: Cell, prompts: Mapping[str, Prompt], block_size: int) -> Iterator[OracleKey]:
+def _essential(cell: Cell, prompts: Mapping[str, Prompt], block_size: int) -> Iterator[OracleKey]:
     for request in cell.requests:
         yield reuse(cell, request.prompt_id)
         if request.role is Role.VICTIM:
             # Its canary may find nothing left and compute everything.
             yield recompute(cell, request.prompt_id)
-        yield from acceptable(cell, request, prompts, block_size)
+        yield from _by_path(cell, request, prompts, block_size)
+
+
+def _spare(cell: Cell) -> Iterator[OracleKey]:
+    """What a sharer may equal besides: the answer of its prompt computed whole.
+
+    It is computed in the victim's steps, as no oracle is: on an H200 in bfloat16 sharers had the tokens of recompute
+    while nothing was broken. Where this was not measured, nothing is excused by it.
+    """
+    return (recompute(cell, request.prompt_id) for request in cell.requests if request.role is Role.SHARER)
+
+
+def _by_path(
+    cell: Cell, request: PlannedRequest, prompts: Mapping[str, Prompt], block_size: int
+) -> tuple[OracleKey, ...]:
+    """By what the request's KV may come from, the likeliest first."""
+    match request.role:
+        case Role.VICTIM:
+            return _for_victim(cell, request, prompts)
+        case Role.SHARER:
+            return _for_sharer(cell, request, prompts, block_size)
+        case Role.CANARY:
+            return _for_canary(cell, request, prompts)
+        case Role.BYSTANDER | Role.RELOAD:
+            return (_untouched(cell, request),)
 
 
 def _for_victim(cell: Cell, request: PlannedRequest, prompts: Mapping[str, Prompt]) -> tuple[OracleKey, ...]:

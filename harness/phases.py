@@ -15,9 +15,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import Empty, Queue
 
+from harness.comparison import UNKNOWN_DTYPE
 from harness.judge import cell_judge, exit_code, judge
 from harness.known_issues import KnownIssue, with_known_issues
 from harness.oracles import needed
+from harness.plan_checks import check_blocks
 from harness.records import (
     Cell,
     Observation,
@@ -92,11 +94,12 @@ def run(
             stack.wait_ready(stack.services, START_DEADLINE_S, watcher.waiting)
         info = _describe(stack, folder, invocation)
         prompts = _prompts(plan, stack, info.block_size)
+        check_blocks(plan.cells, prompts)
         folder.save_info(info)
         folder.save_plan(plan)
         folder.save_prompts(tuple(prompts.values()))
         try:
-            _observe(plan, Runner(stack, prompts, watcher.waiting), prompts, info.block_size, folder, clock, watcher)
+            _observe(plan, Runner(stack, prompts, watcher.waiting), prompts, info, folder, clock, watcher)
         finally:
             folder.save_timing(clock.timing())
     return judge_again(folder, known_issues)
@@ -115,7 +118,7 @@ def _observe(
     plan: Plan,
     runner: Runner,
     prompts: Mapping[str, Prompt],
-    block_size: int,
+    info: RunInfo,
     folder: RunFolder,
     clock: Clock,
     watcher: Watcher,
@@ -123,9 +126,9 @@ def _observe(
     with clock.phase("prefill"):
         _prefill(runner, plan, prompts)
     with clock.phase("oracles"):
-        oracles = _measure(runner, needed(runner.runnable(plan.cells), prompts, block_size))
+        oracles = _measure(runner, needed(runner.runnable(plan.cells), prompts, info.block_size))
         folder.save_oracles(oracles)
-    judge_alone = cell_judge(prompts, oracles, block_size)
+    judge_alone = cell_judge(prompts, oracles, info.block_size, dtype_of(info))
     with clock.phase("cells"):
         watcher.cells_planned(plan.cells)
         for cell, observation in _side_by_side(runner, plan.cells, folder, watcher):
@@ -171,13 +174,24 @@ def judge_again(folder: RunFolder, known_issues: tuple[KnownIssue, ...] = ()) ->
     Raises UsageError when the folder is not a whole run.
     """
     plan, info = folder.load_plan(), folder.load_info()
-    prompts = {prompt.id: prompt for prompt in folder.load_prompts()}
+    prompts, oracles = folder.load_prompts(), folder.load_oracles()
     observations = folder.load_observations()
-    judged = judge(plan.cells, prompts, folder.load_oracles(), observations, info.block_size)
+    by_id = {prompt.id: prompt for prompt in prompts}
+    judged = judge(plan.cells, by_id, oracles, observations, info.block_size, dtype_of(info))
     verdicts = with_known_issues(judged, plan.cells, known_issues, info)
     for verdict in verdicts:
         folder.save_verdict(verdict)
-    return Report(info, folder.load_timing(), plan.cells, observations, verdicts, exit_code(verdicts), str(folder.path))
+    return Report(
+        info,
+        folder.load_timing(),
+        plan.cells,
+        observations,
+        verdicts,
+        exit_code(verdicts),
+        str(folder.path),
+        prompts,
+        oracles,
+    )
 
 
 def _describe(stack: Stack, folder: RunFolder, invocation: Invocation) -> RunInfo:
@@ -199,6 +213,11 @@ def _describe(stack: Stack, folder: RunFolder, invocation: Invocation) -> RunInf
         variables=stack.changed_variables(engines),
         in_compose=stack.in_compose,
     )
+
+
+def dtype_of(info: RunInfo) -> str:
+    """What the oracles were computed in; the engines of a stack have it in common."""
+    return info.engines[PREFILL].settings.get("DTYPE", UNKNOWN_DTYPE) if PREFILL in info.engines else UNKNOWN_DTYPE
 
 
 def _prompts(plan: Plan, stack: Stack, block_size: int) -> Mapping[str, Prompt]:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from harness.controls import controls_of, undisturbed
 from harness.errors import UsageError
 from harness.expansion import Engines, expand
 from harness.matrix_checks import entry_problems, prompt_problems
@@ -51,8 +52,8 @@ def _load(path: Path, engines: Engines, including: tuple[Path, ...]) -> Plan:
 
 
 def select_cells(plan: Plan, patterns: tuple[str, ...]) -> Plan:
-    """The cells whose id matches any of the globs, the control cells of their (engine, load) pairs, and the
-    prompts that these use; everything when there are no patterns.
+    """The cells whose id matches any of the globs, the cells without which these prove nothing (`controls.py`), and
+    the prompts that all of them use; everything when there are no patterns.
 
     Raises UsageError for every pattern that matches no cell.
     """
@@ -61,9 +62,9 @@ def select_cells(plan: Plan, patterns: tuple[str, ...]) -> Plan:
     if lost:
         raise UsageError("\n".join(_no_such_cell(pattern, ids, plan.name) for pattern in lost))
     chosen = {cell_id for pattern in patterns or ("*",) for cell_id in fnmatch.filter(ids, pattern)}
-    pairs = {(cell.engine, cell.load) for cell in plan.cells if cell.id in chosen}
-    needed = (cell for cell in plan.cells if cell.control and (cell.engine, cell.load) in pairs)
-    return _keep(plan, chosen | {cell.id for cell in needed})
+    wanted = [cell for cell in plan.cells if cell.id in chosen]
+    backing = (other for cell in wanted for find in (controls_of, undisturbed) for other in find(cell, plan.cells))
+    return _keep(plan, chosen | {cell.id for cell in backing})
 
 
 def _no_such_cell(pattern: str, ids: Sequence[str], plan_name: str) -> str:

@@ -32,12 +32,19 @@ class Outcome(StrEnum):
     """Silent control: the comparison saw the wrong KV."""
 
     WRONG_OUTPUT = "wrong-output"
+    """The victim's completion is neither its oracle's nor the clean error that was promised."""
     CRASHED = "crashed"
+    """The engine died."""
     HUNG = "hung"
+    """A request had no answer before its deadline."""
     POISONED = "poisoned"
+    """The same prompt, sent again without a fault, is wrong, or files on the volume are not what they were."""
     COLLATERAL = "collateral"
+    """A request that ran beside the victim is wrong."""
     LEAKED = "leaked"
+    """Requests or KV blocks are still held when everything is over."""
     UNREPORTED = "unreported"
+    """A load failed and vLLM was not told which blocks."""
 
     MISSED = "missed"
     """Silent control that the comparison did not see."""
@@ -428,7 +435,8 @@ class Timing:
 @dataclass(frozen=True)
 class Report:
     """Everything a report is written from. `cells` are all that were planned, in order; `observations` and
-    `verdicts` may be fewer. `exit_code` is the judge's. `folder` is the run folder as the reader reaches it."""
+    `verdicts` may be fewer. `exit_code` is the judge's. `folder` is the run folder as the reader reaches it.
+    `prompts` and `oracles` as the run had them."""
 
     info: RunInfo
     timing: Timing
@@ -437,3 +445,5 @@ class Report:
     verdicts: tuple[Verdict, ...]
     exit_code: int
     folder: str
+    prompts: tuple[Prompt, ...] = ()
+    oracles: tuple[OracleRun, ...] = ()

@@ -20,7 +20,7 @@ from pathlib import Path
 from harness.records import Role
 from harness.runner import PREFILL
 from harness.stack import AttachStack
-from services.faults import NO_FAULT, LoadMode, parse_control
+from services.faults import NO_FAULT, FaultKind, LoadMode, parse_control
 from services.journal import EventName, Journal
 from tests.engines import ENGINES
 from tests.fake_server import Behaviour, FakeHttpServer, Handler, engine_behaviours, refuse, reply, reset, stream
@@ -47,6 +47,8 @@ BLOCK_SIZE = 32
 CACHE_SHARE = 0.125
 """Of the KV blocks, held by each running request."""
 PARTNER_DEADLINE_S = 5.0
+LOAD_COUNT_MAX = 4
+"""After so many loads that cannot be used a request is computed."""
 
 
 class SimulatedEngine:
@@ -207,8 +209,11 @@ vllm:cache_config_info{{block_size="{BLOCK_SIZE}",num_gpu_blocks="728"}} 1
         self._write(EventName.OFFERED, request, mode, blocks)
         if not blocks:
             return Harm()
-        done = harm(self._wrong, request, blocks)
-        self._journal_load(request, mode, blocks, done)
+        for load_index in range(LOAD_COUNT_MAX):
+            done = harm(self._wrong, request, blocks, load_index)
+            self._journal_load(request, mode, blocks, done)
+            if not offered_again(request, blocks, done):
+                break
         return done
 
     def _journal_load(self, request: Request, mode: LoadMode, blocks: Blocks, done: Harm) -> None:
@@ -226,6 +231,12 @@ vllm:cache_config_info{{block_size="{BLOCK_SIZE}",num_gpu_blocks="728"}} 1
 
     def _write(self, name: EventName, request: Request, mode: str = "", blocks: Blocks = (), reason: str = "") -> None:
         self._journal.write(name, request=request.control.tag, mode=mode, blocks=blocks, reason=reason)
+
+
+def offered_again(request: Request, blocks: Blocks, done: Harm) -> bool:
+    """Whether nothing of a load could be used, and its connector, which does not know, has it all to offer again."""
+    is_retried = request.control.fault.kind is FaultKind.REOFFER and request.policy == "recompute"
+    return is_retried and blocks[0] in done.reported
 
 
 def prefixes(prompt: Tokens) -> tuple[Tokens, ...]:

@@ -65,6 +65,7 @@ FINISH_MISSING, FINISH_TWICE, REPORT_LATE, UNKNOWN_BLOCK = (
 )
 HANG, RAISE = FaultKind.HANG, FaultKind.RAISE
 BLOCKS = tuple(range(BLOCK_COUNT))
+FLOAT32 = "float32"
 LOAD = (EventName.PLANNED, EventName.LOADED)
 VICTIM_TAG, BYSTANDER_TAG, CANARY_TAG = "tag-victim", "tag-bystander", "tag-canary"
 
@@ -143,6 +144,7 @@ class TestGreen:
             "load-mode",
             "requests-sent",
             "control-accepted",
+            "one-worker",
             "kv-loaded",
             "fault-fired",
             "nothing-else-failed",
@@ -214,7 +216,7 @@ class TestLostLoads:
         seen = replace(change_answer(observation(of), Role.VICTIM, timed_out=True, status_code=0), settled=False)
         verdict, code = judged(of, seen)
         assert (verdict.outcome, code) == (Outcome.HUNG, 1)
-        assert broken_checks(verdict) == {"in-time", "victim-equals-oracle", "nothing-leaked"}
+        assert broken_checks(verdict) == {"in-time", "nothing-leaked"}
 
     @CELLS
     def test_blocks_held_afterwards_are_leaked(self, of: Cell) -> None:
@@ -296,7 +298,7 @@ class TestSecondLoad:
         verdict, code = self.loaded_again(oracle_answer(OracleKey("victim", OracleKind.RECOMPUTE)))
         assert (verdict.outcome, broken_checks(verdict), code) == (Outcome.WRONG_OUTPUT, {"victim-equals-oracle"}, 1)
 
-    @pytest.mark.parametrize("times", [2, 3, ALWAYS])
+    @pytest.mark.parametrize("times", [2, ALWAYS])
     def test_broken_too_equals_recompute(self, times: int) -> None:
         answer = oracle_answer(OracleKey("victim", OracleKind.RECOMPUTE))
         verdict, code = self.loaded_again(answer, break_again=True, times=times)
@@ -309,6 +311,24 @@ class TestSecondLoad:
 
     def test_broken_less_often_than_planned_is_unproven(self) -> None:
         verdict, code = self.loaded_again(oracle_answer(OracleKey("victim", OracleKind.REUSE)), times=2)
+        assert (verdict.outcome, broken_checks(verdict), code) == (Outcome.UNPROVEN, {"fault-fired"}, 2)
+
+    @pytest.mark.parametrize("times", [3, 4])
+    def test_too_few_loads_for_what_is_planned_are_unproven(self, times: int) -> None:
+        answer = oracle_answer(OracleKey("victim", OracleKind.RECOMPUTE))
+        verdict, code = self.loaded_again(answer, break_again=True, times=times)
+        assert (verdict.outcome, broken_checks(verdict), code) == (Outcome.UNPROVEN, {"fault-fired"}, 2)
+        (finding,) = (f for f in verdict.findings if not f.ok)
+        assert finding.detail == f"fired 2 of {times} times"
+
+    def test_one_load_of_a_fault_that_is_always_there_is_enough(self) -> None:
+        of = cell(REPORT, "first", times=ALWAYS)
+        verdict, code = judged(of)
+        assert (verdict.outcome, broken_checks(verdict), code) == (Outcome.RECOVERED, set(), 0)
+        assert {f.detail for f in verdict.findings if f.check == "fault-fired"} == {""}
+
+    def test_one_load_is_not_two(self) -> None:
+        verdict, code = judged(cell(REPORT, "middle", mix=True, times=2))
         assert (verdict.outcome, broken_checks(verdict), code) == (Outcome.UNPROVEN, {"fault-fired"}, 2)
 
     def test_reported_only_once_of_twice_is_unreported(self) -> None:
@@ -393,6 +413,7 @@ LATE = cell(DELAY, mix=True)
 
 WRONG = {"victim-equals-oracle"}
 TIMED_OUT = {"in-time"}
+NO_ANSWER = Completion(0, "no complete answer within 60 s", timed_out=True)
 
 FACTS = [
     Case("restarted", MIX, state("after", restart_count=1), Outcome.CRASHED, {"engine-alive"}),
@@ -418,25 +439,103 @@ FACTS = [
         MIX,
         both(state("after", restart_count=1), fields(Role.VICTIM, timed_out=True)),
         Outcome.CRASHED,
-        {"engine-alive"} | TIMED_OUT | WRONG,
+        {"engine-alive"} | TIMED_OUT,
     ),
-    Case("hung-victim", MIX, fields(Role.VICTIM, timed_out=True), Outcome.HUNG, TIMED_OUT | WRONG),
+    Case("hung-victim", MIX, fields(Role.VICTIM, timed_out=True), Outcome.HUNG, TIMED_OUT),
+    Case("hung-sharer", MIX, fields(Role.SHARER, timed_out=True), Outcome.HUNG, TIMED_OUT),
+    Case("hung-bystander", MIX, fields(Role.BYSTANDER, timed_out=True), Outcome.HUNG, TIMED_OUT),
+    Case("hung-canary", MIX, fields(Role.CANARY, timed_out=True), Outcome.HUNG, TIMED_OUT),
+    Case("hung-under-fail", FAIL, fields(Role.VICTIM, timed_out=True), Outcome.HUNG, TIMED_OUT),
+    Case("hung-without-a-token", MIX, answer(Role.VICTIM, NO_ANSWER), Outcome.HUNG, TIMED_OUT),
     Case(
-        "hung-bystander",
+        "hung-after-right-tokens",
         MIX,
-        fields(Role.BYSTANDER, timed_out=True),
+        fields(Role.VICTIM, timed_out=True, token_ids=partial(3).token_ids[:2], finish_reason=""),
         Outcome.HUNG,
+        TIMED_OUT,
+    ),
+    Case(
+        "hung-after-a-right-answer-that-did-not-end",
+        MIX,
+        fields(Role.VICTIM, timed_out=True, finish_reason=""),
+        Outcome.HUNG,
+        TIMED_OUT,
+    ),
+    Case(
+        "wrong-tokens-outrank-hung",
+        MIX,
+        answer(Role.VICTIM, replace(wrong_answer(VICTIM), timed_out=True, finish_reason="")),
+        Outcome.WRONG_OUTPUT,
+        TIMED_OUT | WRONG,
+    ),
+    Case(
+        "more-tokens-than-the-oracle-outrank-hung",
+        MIX,
+        fields(Role.VICTIM, timed_out=True, token_ids=(*partial(3).token_ids, 7)),
+        Outcome.WRONG_OUTPUT,
+        TIMED_OUT | WRONG,
+    ),
+    Case(
+        "poisoned-outranks-hung",
+        MIX,
+        both(answer(Role.VICTIM, NO_ANSWER), answer(Role.CANARY, wrong_answer(VICTIM))),
+        Outcome.POISONED,
+        TIMED_OUT | {"canary-equals-oracle"},
+    ),
+    Case(
+        "poisoned-outranks-collateral-and-hung",
+        MIX,
+        both(
+            answer(Role.VICTIM, NO_ANSWER),
+            answer(Role.CANARY, wrong_answer(VICTIM)),
+            answer(Role.BYSTANDER, wrong_answer(BYSTANDER)),
+        ),
+        Outcome.POISONED,
+        TIMED_OUT | {"canary-equals-oracle", "bystander-equals-oracle"},
+    ),
+    Case(
+        "collateral-outranks-hung",
+        MIX,
+        both(answer(Role.VICTIM, NO_ANSWER), answer(Role.BYSTANDER, wrong_answer(BYSTANDER))),
+        Outcome.COLLATERAL,
         TIMED_OUT | {"bystander-equals-oracle"},
     ),
-    Case("hung-canary", MIX, fields(Role.CANARY, timed_out=True), Outcome.HUNG, TIMED_OUT | {"canary-equals-oracle"}),
-    Case("hung-under-fail", FAIL, fields(Role.VICTIM, timed_out=True), Outcome.HUNG, TIMED_OUT | WRONG),
+    Case(
+        "hung-outranks-leaked",
+        MIX,
+        both(answer(Role.VICTIM, NO_ANSWER), state("after", cache_usage=0.5)),
+        Outcome.HUNG,
+        TIMED_OUT | {"nothing-leaked"},
+    ),
+    Case(
+        "crash-outranks-poisoned-and-hung",
+        MIX,
+        both(
+            state("after", restart_count=1),
+            answer(Role.VICTIM, NO_ANSWER),
+            answer(Role.CANARY, wrong_answer(VICTIM)),
+        ),
+        Outcome.CRASHED,
+        TIMED_OUT | {"engine-alive", "canary-equals-oracle"},
+    ),
+    Case(
+        "hung-outranks-what-is-not-proven",
+        MIX,
+        both(
+            drop_events(EventName.FAULT_FIRED, EventName.REPORTED),
+            answer(Role.VICTIM, NO_ANSWER),
+            answer(Role.CANARY, wrong_answer(VICTIM)),
+        ),
+        Outcome.HUNG,
+        TIMED_OUT | {"fault-fired", "canary-equals-oracle"},
+    ),
     Case("hung-silent", SILENT_MIX, fields(Role.VICTIM, timed_out=True), Outcome.HUNG, TIMED_OUT | {"control-caught"}),
     Case(
         "hang-stands-without-a-fired-fault",
         MIX,
         both(fields(Role.VICTIM, timed_out=True), drop_events(EventName.FAULT_FIRED, EventName.REPORTED)),
         Outcome.HUNG,
-        TIMED_OUT | WRONG | {"fault-fired"},
+        TIMED_OUT | {"fault-fired"},
     ),
 ]
 
@@ -493,6 +592,22 @@ PRECONDITIONS = [
         add_event(EventName.REJECTED, "cmpl-1", reason="faults are off"),
         UNPROVEN,
         {"control-accepted"},
+        INCONCLUSIVE,
+    ),
+    Case(
+        "two-workers",
+        NO_FAULT_MIX,
+        add_event(EventName.LOADED, VICTIM_TAG, BLOCKS),
+        UNPROVEN,
+        {"one-worker"},
+        INCONCLUSIVE,
+    ),
+    Case(
+        "two-workers-of-a-bystander",
+        NO_FAULT_MIX,
+        add_event(EventName.LOADED, BYSTANDER_TAG, BLOCKS),
+        UNPROVEN,
+        {"one-worker"},
         INCONCLUSIVE,
     ),
     Case(
@@ -1041,11 +1156,6 @@ OK = [
     ("no-canary-without-a-fault", NO_FAULT_MIX, lambda seen: replace(seen, requests=seen.requests[:-1])),
     ("nothing-offered-is-sync-by-name", ASYNC_MIX, add_event(EventName.OFFERED, CANARY_TAG)),
     (
-        "each-request-loads-its-own-way",
-        replace(MIX, requests=(*MIX.requests[:2], replace(MIX.requests[2], load=ASYNC))),
-        lambda seen: seen,
-    ),
-    (
         "canary-in-the-plan",
         replace(MIX, requests=(*MIX.requests, request(Role.CANARY))),
         lambda seen: replace(seen, requests=seen.requests[:-1]),
@@ -1142,7 +1252,7 @@ class TestFindings:
         verdict, _ = judged(MIX, answer_with(observation(MIX), Role.SHARER, wrong_answer(SHARER)))
         (finding,) = (f for f in verdict.findings if not f.ok)
         assert finding.request == "tag-sharer"
-        assert finding.expected == "partial(3) or reuse"
+        assert finding.expected == "partial(3) or reuse or recompute"
         assert finding.detail == "leaves partial(3) at token 0"
 
     def test_name_the_blocks(self) -> None:
@@ -1314,6 +1424,30 @@ class TestOracles:
         whole_runs = tuple(run for run in self.RUNS if run.key.kind is not OracleKind.PARTIAL)
         assert judged(MIX, runs=(*whole_runs, *once.values()))[0].status is Status.PASS
 
+    @pytest.mark.parametrize("of", [MIX, ASYNC_MIX, NO_FAULT_MIX], ids=lambda of: of.id)
+    def test_a_sharer_may_equal_its_own_recompute(self, of: Cell) -> None:
+        seen = answer_with(observation(of), Role.SHARER, whole(RECOMPUTE, "sharer"))
+        assert judged(of, seen)[0].status is Status.PASS
+
+    @pytest.mark.parametrize("of", [MIX, ASYNC_MIX, NO_FAULT_MIX], ids=lambda of: of.id)
+    def test_a_sharers_recompute_that_was_not_measured_excuses_nothing(self, of: Cell) -> None:
+        cells = (*controls_of(of), of)
+        runs = tuple(r for r in oracle_runs(cells) if (r.key.prompt_id, r.key.kind) != ("sharer", RECOMPUTE))
+        assert judged(of, runs=runs)[0].status is Status.PASS
+        seen = answer_with(observation(of), Role.SHARER, whole(RECOMPUTE, "sharer"))
+        verdict, code = judged(of, seen, runs)
+        assert (verdict.outcome, broken_checks(verdict), code) == (Outcome.COLLATERAL, {"sharer-equals-oracle"}, 1)
+
+    @pytest.mark.parametrize("changes", [{"token_ids": (1, 2)}, {"status_code": 500}])
+    def test_a_sharers_recompute_that_was_measured_must_be_stable(self, changes: dict[str, object]) -> None:
+        runs = tuple(
+            answered(**changes)(run) if (run.key.prompt_id, run.key.kind) == ("sharer", RECOMPUTE) else run
+            for run in self.RUNS[: len(self.RUNS) // 2]
+        )
+        verdict, _ = judged(MIX, runs=(*runs, *self.RUNS[len(self.RUNS) // 2 :]))
+        assert broken_checks(verdict) >= {"oracle-stable"}
+        assert verdict.outcome is Outcome.UNPROVEN
+
     def test_an_oracle_of_another_cell_does_no_harm(self) -> None:
         runs = altered(oracle_runs((*controls_of(MIX), MIX)), OracleKind.PARTIAL, with_blocks(0))
         assert judged(FIRST, runs=runs)[0].status is Status.PASS
@@ -1392,6 +1526,40 @@ class TestNearTies:
         answer = swapped(whole(REUSE), self.INDEX, -1.0)
         assert self.verdict(answer, gap=0.01).outcome is Outcome.WRONG_OUTPUT
 
+    def of_lists(self, expected: tuple[float, ...], got: tuple[float, ...], dtype: str = FLOAT32) -> bool:
+        """Whether it is a near tie when the answer has the second token of the oracle's list, each with these
+        log-probabilities."""
+        ids = tuple(choice.token_id for choice in whole(REUSE).top[self.INDEX])
+        tops = [tuple(TokenChoice(i, p) for i, p in zip(ids, logprobs, strict=True)) for logprobs in (expected, got)]
+        lists = [(*whole(REUSE).top[: self.INDEX], t, *whole(REUSE).top[self.INDEX + 1 :]) for t in tops]
+        token_ids = (*whole(REUSE).token_ids[: self.INDEX], ids[1], 7)
+        cells = (*controls_of(MIX), MIX, NO_FAULT_MIX)
+        runs = altered(oracle_runs(cells), REUSE, answered(top=lists[0]))
+        seen = [observation(of) for of in cells]
+        seen[-1] = answer(Role.VICTIM, replace(whole(REUSE), token_ids=token_ids, top=lists[1]))(seen[-1])
+        verdict = judge(cells, PROMPTS, runs, seen, BLOCK_SIZE, dtype)[-1]
+        (difference,) = verdict.differences
+        assert (verdict.outcome is Outcome.LOADED) == difference.near_tie
+        return difference.near_tie
+
+    def test_several_tokens_may_tie(self) -> None:
+        assert self.of_lists((-1.0, -1.0004, -1.0002), (-1.0004, -1.0002, -1.0))
+        assert not self.of_lists((-1.0, -1.0014, -1.0002), (-1.0004, -1.0002, -1.0))
+        assert not self.of_lists((-1.0, -1.0004, -1.0002), (-1.0014, -1.0002, -1.0))
+        assert not self.of_lists((-1.0, -1.0004, -1.0002), (-1.0004, -1.0014, -1.0))
+
+    def test_two_steps_of_a_coarse_dtype_are_a_tie(self) -> None:
+        """Lists seen on an H200 in bfloat16, with two and with three leaders."""
+        assert self.of_lists((-1.735, -1.735, -2.36), (-1.876, -1.626, -2.251), "bfloat16")
+        assert self.of_lists((-2.85, -3.1, -3.1), (-3.066, -3.066, -3.066), "bfloat16")
+        assert not self.of_lists((-2.85, -3.225, -3.1), (-3.066, -3.066, -3.066), "bfloat16")
+        assert not self.of_lists((-1.735, -1.735, -2.36), (-1.876, -1.626, -2.251), "float16")
+        assert not self.of_lists((-1.735, -1.735, -2.36), (-1.876, -1.626, -2.251), FLOAT32)
+
+    def test_float32_log_probabilities_a_whole_number_of_steps_apart_may_seem_further(self) -> None:
+        assert self.of_lists((-1.0, -1.0, -3.0), (-1.0, -1.250001, -3.0), "bfloat16")
+        assert not self.of_lists((-1.0, -1.0, -3.0), (-1.0, -1.2501, -3.0), "bfloat16")
+
     def test_other_leaders_are_corruption(self) -> None:
         answer = swapped(whole(REUSE), self.INDEX, 0.01)
         for choices in (
@@ -1466,18 +1634,36 @@ class TestNoiseBand:
 
     def test_has_a_floor_and_a_ceiling(self) -> None:
         same = self.run(REUSE, self.ANSWER)
-        assert noise_band([]) == noise_band([same, same]) == NOISE_FLOOR
+        assert noise_band([], FLOAT32) == noise_band([same, same], FLOAT32) == NOISE_FLOOR
         far = self.run(RECOMPUTE, shifted(self.ANSWER, 5.0))
-        assert noise_band([same, far]) == NOISE_CEILING
+        assert noise_band([same, far], FLOAT32) == NOISE_CEILING
+
+    @pytest.mark.parametrize(
+        ("dtype", "floor"),
+        [
+            ("bfloat16", 0.25),
+            ("float16", 0.03125),
+            ("half", 0.03125),
+            ("float32", NOISE_FLOOR),
+            ("float", NOISE_FLOOR),
+            ("auto", NOISE_FLOOR),
+            ("", NOISE_FLOOR),
+        ],
+    )
+    def test_has_a_floor_of_two_steps_of_the_dtype(self, dtype: str, floor: float) -> None:
+        same = self.run(REUSE, self.ANSWER)
+        assert noise_band([same, same], dtype) == floor <= NOISE_CEILING
+        drifted = self.run(RECOMPUTE, shifted(self.ANSWER, floor + 0.001))
+        assert noise_band([same, drifted], dtype) == pytest.approx(min(floor + 0.001, NOISE_CEILING))
 
     @pytest.mark.parametrize("kinds", [(REUSE, RECOMPUTE), (REUSE, REUSE), (RECOMPUTE, RECOMPUTE)])
     def test_is_the_largest_drift_between_whole_oracles(self, kinds: tuple[OracleKind, OracleKind]) -> None:
         runs = [self.run(kinds[0], self.ANSWER), self.run(kinds[1], shifted(self.ANSWER, 0.03))]
-        assert noise_band(runs) == noise_band(runs[::-1]) == pytest.approx(0.03)
+        assert noise_band(runs, FLOAT32) == noise_band(runs[::-1], FLOAT32) == pytest.approx(0.03)
 
     def test_looks_at_both_leaders(self) -> None:
         runs = [self.run(REUSE, self.ANSWER), self.run(RECOMPUTE, with_gap(self.ANSWER, 2, 3.05))]
-        assert noise_band(runs) == pytest.approx(0.05)
+        assert noise_band(runs, FLOAT32) == pytest.approx(0.05)
 
     def test_leaves_out_a_token_that_does_not_lead_in_both(self) -> None:
         lead, second, third = self.ANSWER.top[0]
@@ -1486,18 +1672,18 @@ class TestNoiseBand:
             self.run(REUSE, self.ANSWER),
             self.run(REUSE, replace(self.ANSWER, top=(other, *self.ANSWER.top[1:]))),
         ]
-        assert noise_band(runs) == noise_band(runs[::-1]) == NOISE_FLOOR
+        assert noise_band(runs, FLOAT32) == noise_band(runs[::-1], FLOAT32) == NOISE_FLOOR
 
     def test_leaves_out_the_third(self) -> None:
         tops = tuple((*choices[:2], replace(choices[2], logprob=-9.0)) for choices in self.ANSWER.top)
         runs = [self.run(REUSE, self.ANSWER), self.run(REUSE, replace(self.ANSWER, top=tops))]
-        assert noise_band(runs) == NOISE_FLOOR
+        assert noise_band(runs, FLOAT32) == NOISE_FLOOR
 
     def test_leaves_out_what_comes_after_a_difference(self) -> None:
         other = shifted(completion((10, 20, 31), VICTIM), 0.0)
         tops = (*other.top[:2], (TokenChoice(31, -0.3), TokenChoice(30, -0.4)))
         runs = [self.run(REUSE, self.ANSWER), self.run(RECOMPUTE, replace(other, top=tops))]
-        assert noise_band(runs) == NOISE_FLOOR
+        assert noise_band(runs, FLOAT32) == NOISE_FLOOR
 
     def test_leaves_out_partials_other_prompts_and_other_lengths(self) -> None:
         far = shifted(self.ANSWER, 0.1)
@@ -1506,13 +1692,13 @@ class TestNoiseBand:
             self.run(RECOMPUTE, far, prompt_id="sharer"),
             self.run(RECOMPUTE, far, max_tokens=3),
         ):
-            assert noise_band([self.run(REUSE, self.ANSWER), other]) == NOISE_FLOOR
+            assert noise_band([self.run(REUSE, self.ANSWER), other], FLOAT32) == NOISE_FLOOR
 
     @pytest.mark.parametrize("logprob", [float("nan"), float("-inf")])
     def test_leaves_out_what_is_no_number(self, logprob: float) -> None:
         odd = replace(self.ANSWER, top=((TokenChoice(10, logprob),), *self.ANSWER.top[1:]))
         for runs in ([self.ANSWER, odd], [odd, self.ANSWER], [odd, odd]):
-            assert noise_band([self.run(REUSE, answer) for answer in runs]) == NOISE_FLOOR
+            assert noise_band([self.run(REUSE, answer) for answer in runs], FLOAT32) == NOISE_FLOOR
 
 
 # Controls, and cells that were not run.
@@ -1643,6 +1829,54 @@ class TestControls:
         found = self.verdicts((MIX, lambda seen: replace(seen, skipped="no Docker socket")))
         assert (found[MIX.id].outcome, found[MIX.id].status) == (Outcome.NOT_RUN, Status.SKIPPED)
         assert exit_code(found.values()) == 2
+
+    def test_are_asked_for_by_the_name_of_any_engine(self) -> None:
+        one = replace(MIX, engine="decode-small-pool", id="small-pool")
+        pairs = [(of, self.honest) for of in (self.NO_FAULT, self.SILENT_CONTROL)]
+        found = self.verdicts(*pairs, (one, self.honest))
+        assert self.doubted(found[one.id])
+        (finding,) = (f for f in found[one.id].findings if f.check == "controls")
+        assert finding.detail == (
+            "no no-fault control for decode-small-pool, sync; no silent control for decode-small-pool, sync"
+        )
+        own = [(replace(of, engine=one.engine, id=f"small-{of.id}"), self.honest) for of, _ in pairs]
+        assert self.verdicts(*pairs, *own, (one, self.honest))[one.id].status is Status.PASS
+
+    def test_are_asked_for_each_way_in_which_a_request_loads(self) -> None:
+        one = replace(MIX, requests=(*MIX.requests[:2], replace(MIX.requests[2], load=ASYNC)))
+        pairs = [(of, self.honest) for of in (self.NO_FAULT, self.SILENT_CONTROL)]
+        found = self.verdicts(*pairs, (one, self.honest))
+        assert self.doubted(found[one.id])
+        others = [(replace(of, id=f"async-{of.id}"), self.honest) for of in controls_of(ASYNC_MIX)]
+        assert self.verdicts(*pairs, *others, (one, self.honest))[one.id].status is Status.PASS
+
+    @pytest.mark.parametrize("status", [Outcome.LEAKED, Outcome.UNPROVEN, None])
+    def test_the_same_requests_without_the_fault_must_pass(self, status: Outcome | None) -> None:
+        change = {Outcome.LEAKED: self.leaking, Outcome.UNPROVEN: drop_events(EventName.LOADED), None: None}[status]
+        quiet = replace(NO_FAULT_MIX, id="quiet")
+        pairs = [(of, self.honest) for of in (self.NO_FAULT, self.SILENT_CONTROL)]
+        alone = replace(FIRST, id="alone")
+        found = self.verdicts(*pairs, (quiet, change), (MIX, self.honest), (alone, self.honest))
+        assert self.doubted(found[MIX.id])
+        (finding,) = (f for f in found[MIX.id].findings if f.check == "controls")
+        assert finding.detail == f"quiet is {found['quiet'].outcome}"
+        assert found["alone"].status is Status.PASS
+
+    def test_the_same_requests_without_the_fault_leave_no_doubt_when_they_pass(self) -> None:
+        quiet = replace(NO_FAULT_MIX, id="quiet")
+        pairs = [(of, self.honest) for of in (self.NO_FAULT, self.SILENT_CONTROL, quiet, MIX)]
+        assert {v.status for v in self.verdicts(*pairs).values()} == {Status.PASS}
+
+    def test_wrong_text_beside_a_broken_control_stays_red(self) -> None:
+        quiet = replace(NO_FAULT_MIX, id="quiet")
+        pairs = [(of, self.honest) for of in (self.NO_FAULT, self.SILENT_CONTROL)]
+        wrong = answer(Role.VICTIM, wrong_answer(VICTIM))
+        found = self.verdicts(*pairs, (quiet, wrong), (MIX, wrong))
+        assert (found[MIX.id].outcome, found[MIX.id].status) == (Outcome.WRONG_OUTPUT, Status.FAIL)
+
+    def test_cells_that_load_nothing_need_none(self) -> None:
+        found = self.verdicts((replace(cell(load=LoadMode.OFF), control=False), self.honest))
+        assert [f for v in found.values() for f in v.findings if f.check == "controls"] == []
 
 
 class TestNotRun:

@@ -8,6 +8,7 @@ import pytest
 
 from harness.oracles import (
     acceptable,
+    essential,
     first_bad_block,
     needed,
     oracle_block_count,
@@ -87,10 +88,10 @@ def test_each_victim_has_its_own_fault() -> None:
     ("blocks", "wanted"),
     [
         ("first", ["recompute", "reuse"]),
-        ("middle", ["partial(3)", "reuse"]),
-        ((SHARED_COUNT - 1,), ["partial(3)", "reuse"]),
-        ((SHARED_COUNT,), ["reuse"]),
-        ("last", ["reuse"]),
+        ("middle", ["partial(3)", "reuse", "recompute"]),
+        ((SHARED_COUNT - 1,), ["partial(3)", "reuse", "recompute"]),
+        ((SHARED_COUNT,), ["reuse", "recompute"]),
+        ("last", ["reuse", "recompute"]),
         ("all", ["recompute", "reuse"]),
     ],
 )
@@ -100,18 +101,18 @@ def test_a_sync_sharer_may_meet_the_bad_block_or_not(kind: FaultKind, blocks: st
 
 @pytest.mark.parametrize("kind", [NONE, DELAY, REPORT, SILENT])
 def test_an_async_sharer_loads_a_copy_of_its_own(kind: FaultKind) -> None:
-    assert names(cell(kind, "first", load=ASYNC), Role.SHARER) == ["reuse"]
+    assert names(cell(kind, "first", load=ASYNC), Role.SHARER) == ["reuse", "recompute"]
 
 
 @pytest.mark.parametrize("kind", [NONE, DELAY])
-def test_a_sharer_of_good_blocks_equals_reuse(kind: FaultKind) -> None:
-    assert names(cell(kind, "first"), Role.SHARER) == ["reuse"]
+def test_a_sharer_of_good_blocks_equals_reuse_or_recompute(kind: FaultKind) -> None:
+    assert names(cell(kind, "first"), Role.SHARER) == ["reuse", "recompute"]
 
 
 def test_nothing_is_asked_of_who_runs_on_silently_wrong_kv() -> None:
     assert names(cell(SILENT, "first"), Role.SHARER) == []
     assert names(cell(SILENT, "first"), Role.CANARY) == []
-    assert names(cell(SILENT, "last"), Role.SHARER) == ["reuse"]
+    assert names(cell(SILENT, "last"), Role.SHARER) == ["reuse", "recompute"]
 
 
 @pytest.mark.parametrize("kind", list(FaultKind))
@@ -141,7 +142,7 @@ def test_a_canary_may_find_what_the_victim_left(kind: FaultKind, blocks: str, wa
 def test_the_victim_need_not_come_first() -> None:
     of = cell(REPORT, "middle", mix=True)
     turned = replace(of, requests=of.requests[::-1])
-    assert names(turned, Role.SHARER) == ["partial(3)", "reuse"]
+    assert names(turned, Role.SHARER) == ["partial(3)", "reuse", "recompute"]
     assert names(turned, Role.CANARY) == ["partial(3)", "reuse", "recompute"]
 
 
@@ -182,8 +183,22 @@ def test_needed_has_what_each_request_may_equal_and_each_key_once() -> None:
         "sharer reuse",
         "sharer partial(3)",
         "bystander reuse",
+        "sharer recompute",
     ]
     assert len(set(keys)) == len(keys)
+
+
+def test_only_what_a_sharer_may_equal_besides_is_not_essential() -> None:
+    for of in (cell(NONE), cell(REPORT, "first", mix=True), cell(SILENT, mix=True), cell(REPORT, load=ASYNC)):
+        assert set(essential(of, PROMPTS, BLOCK_SIZE)) == set(needed((of,), PROMPTS, BLOCK_SIZE)) - spare_keys(of)
+        assert len(set(essential(of, PROMPTS, BLOCK_SIZE))) == len(essential(of, PROMPTS, BLOCK_SIZE))
+
+
+def spare_keys(of: Cell) -> set[OracleKey]:
+    """A sharer's recompute, unless the path of its KV may make it just that: here where the first block is bad."""
+    first_is_bad = first_bad_block(of, VICTIM) == 0 and of.fault.kind is REPORT
+    is_spare = any(r.role is Role.SHARER for r in of.requests) and not first_is_bad
+    return {OracleKey("sharer", OracleKind.RECOMPUTE)} if is_spare else set()
 
 
 def test_oracles_are_measured_with_the_max_tokens_of_the_cell() -> None:

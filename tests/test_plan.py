@@ -540,6 +540,16 @@ def test_selected_cells_bring_the_controls_of_their_engine_and_load(example: Pla
     assert [spec.id for spec in plan.prompts] == ["harbour", "bakery"]
 
 
+def test_selected_cells_bring_the_same_requests_without_the_fault(example: Plan) -> None:
+    plan = select_cells(example, ("recompute-drop-async-all-group",))
+    assert ids(plan) == [
+        "recompute-none-async",
+        "recompute-silent-async",
+        "recompute-none-async-group",
+        "recompute-drop-async-all-group",
+    ]
+
+
 def test_every_pattern_must_match(example: Plan) -> None:
     with pytest.raises(UsageError) as caught:
         select_cells(example, ("recompute-report-sync-midle", "fail-*", "zzz"))

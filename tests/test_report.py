@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import io
 import json
 import re
@@ -12,6 +14,7 @@ from dataclasses import replace
 from datetime import datetime
 from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 from jsonschema import Draft202012Validator, FormatChecker
@@ -23,6 +26,7 @@ from harness.records import (
     Cell,
     Completion,
     Difference,
+    EngineInfo,
     EngineState,
     Evidence,
     Finding,
@@ -41,11 +45,20 @@ from harness.records import (
     Versions,
 )
 from harness.report import LineProgress, print_report, write_reports
-from harness.report.as_html import matrix, to_html, token_pairs
+from harness.report.as_html import (
+    LOG_CHARACTERS_MAX,
+    TOKENS_AFTER,
+    TOKENS_BEFORE,
+    Settings,
+    log_line,
+    settings,
+    to_html,
+    token_pairs,
+)
 from harness.report.as_json import schema, to_json
 from harness.report.as_junit import to_junit
 from harness.report.as_markdown import SUMMARY_CHARS_MAX, code, to_markdown
-from harness.report.view import broken_words, difference_words, fault_words, repeat_command, rows, text_diff, visible
+from harness.report.view import broken_words, difference_words, fault_words, repeat_command, text_diff, visible
 from harness.storage_kinds import StorageFault, StorageKind
 from services.faults import ALWAYS, NO_FAULT, Fault, FaultKind
 from services.journal import Event, EventName
@@ -181,7 +194,7 @@ def test_the_outcome_of_a_run_is_its_exit_code_in_words(exit_code: int, word: st
     last = printed(report).splitlines()[-1]
     assert last == f"{word.upper()}  exit code {exit_code}  runs/20261130-154501"
     assert to_markdown(report).startswith(f"## kvproof: {word}\n")
-    assert f'<span class="{word}">{word}</span>' in to_html(report)
+    assert f'<span class="badge {word}">{word}</span>' in to_html(report)
 
 
 SCHEMA_FILE = Path(__file__).resolve().parents[1] / "harness" / "report" / "report.schema.json"
@@ -292,7 +305,7 @@ def test_every_format_tells_the_group_of_a_cell() -> None:
     assert "FAIL wrong (robustness): wrong-output" in printed(report)
     assert "- `wrong (robustness)` **wrong-output**" in to_markdown(report)
     assert 'name="wrong (robustness)"' in to_junit(report)
-    assert "<strong>wrong (robustness)</strong>" in to_html(report)
+    assert "<b>wrong (robustness)</b>" in to_html(report)
     assert [cell["group"] for cell in json.loads(to_json(report))["cells"] if cell["id"] == "wrong"] == ["robustness"]
 
 
@@ -348,6 +361,9 @@ def test_progress_is_one_line_each() -> None:
 # report.html
 
 
+VOID_TAGS = ("meta", "br", "input")
+
+
 class Outline(HTMLParser):
     """Tags and attributes of a page, and whether tags close in order."""
 
@@ -362,7 +378,7 @@ class Outline(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
         self.attributes += attrs
-        if tag not in ("meta", "br"):
+        if tag not in VOID_TAGS:
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
@@ -377,42 +393,78 @@ def test_html_is_one_closed_well_formed_page() -> None:
     outline = Outline(page)
     assert page.startswith("<!doctype html>")
     assert outline.open == []
-    assert not {"script", "link", "img", "iframe", "base", "form"} & set(outline.tags)
-    assert ("content", "default-src 'none'; style-src 'unsafe-inline'") in outline.attributes
-    assert not [name for name, _ in outline.attributes if name.startswith("on") or name == "src"]
+    assert not {"link", "img", "iframe", "base", "object", "embed"} & set(outline.tags)
+    assert not [name for name, _ in outline.attributes if name.startswith("on") or name in ("src", "style", "action")]
     assert outline.tags.count("details") >= len(CASES)
-    assert "prefers-color-scheme: dark" in page
+
+
+def test_the_page_allows_nothing_but_its_own_style_and_script() -> None:
+    page = to_html(report_of(EVIL))
+    (allowed,) = [
+        value for name, value in Outline(page).attributes if name == "content" and "default-src" in str(value)
+    ]
+    rules = dict(rule.strip().split(" ", 1) for rule in str(allowed).split(";"))
+    inside = {tag: re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL) for tag in ("style", "script")}
+    assert rules["default-src"] == "'none'"
+    assert (rules["base-uri"], rules["form-action"]) == ("'none'", "'none'")
+    for tag, (text,) in inside.items():
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert rules[f"{tag}-src"] == f"'sha256-{digest}'"
 
 
 def test_html_escapes_model_text_and_evaluates_none_of_it() -> None:
-    page = to_html(report_of(EVIL))
-    assert "<script" not in page
+    page = to_html(report_of(EVIL + "</script></style>"))
+    assert page.count("<script") == page.count("</script") == page.count("<style") == page.count("</style") == 1
     assert "&lt;script&gt;alert(1)&lt;/script&gt; ]]&gt;" in page
     assert "{{ 7 * 7 }}" in page
     assert not set(page) & {"\x1b", "\x00", "\u202e"}
 
 
-def test_html_links_only_to_web_addresses() -> None:
+@pytest.mark.parametrize("field", ["id", "why", "group", "engine", "policy", "report"])
+def test_html_escapes_what_a_matrix_file_says(field: str) -> None:
+    evil = '"><script>alert(1)</script>'
+    cell = replace(cell_of("odd"), **{field: evil})  # type: ignore[arg-type]
+    verdict = verdict_of(cell.id, Status.FAIL, Outcome.WRONG_OUTPUT)
+    page = to_html(replace(report_of(), cells=(cell,), verdicts=(verdict,), observations=(observation_of(cell),)))
+    assert page.count("<script") == 1
+    assert "&#34;&gt;&lt;script&gt;" in page
+    assert Outline(page).open == []
+
+
+def test_html_links_only_to_web_addresses_and_its_own_files() -> None:
     verdict = replace(verdict_of("known", Status.KNOWN, Outcome.CRASHED), link="javascript:alert(1)")
     page = to_html(replace(report_of(), verdicts=(verdict,)))
-    assert "Known issue: javascript:alert(1)" in page
-    assert [value for name, value in Outline(page).attributes if name == "href"] == ["#cell-0"]
+    assert "<dd>javascript:alert(1)</dd>" in page
+    links = {str(value) for name, value in Outline(page).attributes if name == "href"}
+    assert all(link.startswith(("#", "cells/known/")) for link in links)
+    assert "https://github.com/vllm-project/vllm/issues/1" in {
+        value for name, value in Outline(to_html(report_of())).attributes if name == "href"
+    }
 
 
-def test_html_opens_red_cells_and_points_at_each_from_the_matrix() -> None:
+def test_the_files_of_a_cell_with_an_odd_name_are_found_beside_the_report() -> None:
+    cell = cell_of("a b#%?é")
+    verdict = verdict_of(cell.id, Status.PASS, Outcome.RECOVERED)
+    report = replace(report_of(), cells=(cell,), verdicts=(verdict,), observations=(observation_of(cell),))
+    links = [str(value) for name, value in Outline(to_html(report)).attributes if name == "href"]
+    assert [unquote(link) for link in links if link.startswith("cells/")] == [
+        f"cells/{cell.id}/{name}" for name in ("observation.json", "journal.jsonl", "engine.log", "verdict.json")
+    ]
+
+
+def test_html_opens_the_first_red_cell_and_points_at_each_from_the_matrix() -> None:
     page = to_html(report_of())
-    opened = re.findall(r'<details class="cell" id="(cell-\d)" open>', page)
-    assert opened == ["cell-1", "cell-4", "cell-5"]
-    anchors = set(re.findall(r'id="(cell-\d)"', page))
-    assert set(re.findall(r'href="#(cell-\d)"', page)) == anchors
-    assert len(anchors) == len(CASES)
+    assert re.findall(r'data-id="(cell-[\w-]+)" .* open>', page) == ["cell-wrong"]
+    anchors = re.findall(r'id="(cell-[\w-]+)">', page)
+    assert anchors == [f"cell-{name}" for name, *_ in CASES]
+    tiles = re.findall(r'<a class="tile \w+" href="#(cell-[\w-]+)"', page)
+    assert sorted(tiles) == sorted(anchors)
 
 
-def test_the_matrix_has_faults_downwards_and_engines_across() -> None:
-    picture = matrix(rows(report_of()))
-    assert picture.columns == (("decode-recompute", "sync"),)
-    assert picture.lines[0][0] == "drop first"
-    assert [row.cell.id for row in picture.lines[0][1][0]] == ["pass", "wrong"]
+def test_html_tells_what_is_red_and_why_before_the_cells() -> None:
+    red = to_html(report_of()).split('<section id="red"')[1].split("</section>")[0]
+    assert re.findall(r"#cell-([\w-]+)", red) == ["wrong", "broken"]
+    assert "victim-equals-oracle [t-victim]: token ids differ (expected Paris, got small)" in red
 
 
 def test_tokens_stand_side_by_side_with_the_first_difference_marked() -> None:
@@ -423,13 +475,44 @@ def test_tokens_stand_side_by_side_with_the_first_difference_marked() -> None:
         ("12", "", False),
     ]
     assert [pair.equal for pair in pairs] == [True, False, False]
-    assert "▲ first" in to_html(report_of())
+    page = to_html(report_of())
+    assert '<span class="first">11<br>99<br>▲ first</span>' in page
+    assert "<pre>Paris is\n<mark>big</mark></pre>" in page
+    assert "<pre>Paris is\n<mark>small</mark></pre>" in page
+
+
+def test_of_long_completions_the_surroundings_of_the_first_difference_are_shown() -> None:
+    same = tuple(range(100))
+    long = replace(difference_of("x"), index=100, expected_token_ids=(*same, 1, *same), got_token_ids=(*same, 2, *same))
+    indices = [pair.index for pair in token_pairs(long)]
+    assert indices == list(range(100 - TOKENS_BEFORE, 100 + TOKENS_AFTER))
 
 
 def test_without_token_lists_the_differing_pair_is_shown() -> None:
     bare = replace(difference_of("x"), expected_token_ids=(), got_token_ids=())
     (pair,) = token_pairs(bare)
     assert (pair.index, pair.expected, pair.got, pair.first) == (1, "11", "99", True)
+
+
+def test_both_lists_of_likely_tokens_are_shown_with_probabilities() -> None:
+    page = to_html(report_of())
+    assert '<td class="chosen">11</td><td class="number">90.48 %</td><td class="number soft">-0.1000</td>' in page
+    assert '<td class="chosen">99</td><td class="number">81.87 %</td>' in page
+    assert '<td>12</td><td class="number">8.21 %</td>' in page
+
+
+def test_settings_in_which_engines_differ_are_kept_apart() -> None:
+    versions = Versions("0.32.0", "", "", "", "")
+    one = EngineInfo(versions, {"DTYPE": "float32", "POLICY": "fail"}, ("serve",))
+    other = EngineInfo(versions, {"DTYPE": "float32"}, ("serve",))
+    assert settings({"a": one, "b": other}) == Settings(
+        (("DTYPE", "float32"),), (("POLICY", ("fail", "")),), ("a", "b")
+    )
+
+
+def test_long_log_lines_are_cut() -> None:
+    assert log_line("x" * 1000) == "x" * LOG_CHARACTERS_MAX + "…"
+    assert log_line("a\tb") == "a\\tb"
 
 
 # junit.xml

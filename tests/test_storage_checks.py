@@ -265,7 +265,7 @@ CASES = (
     wrong("canary fails", fails(Role.CANARY), POISONED, "canary-equals-oracle"),
     wrong(
         "canary fails without a bad read",
-        drops(EventName.READ_FAILED, EventName.FAILED, EventName.REPORTED, EventName.PLANNED, tag=CANARY_TAG),
+        drops(*EventName, tag=CANARY_TAG),
         POISONED,
         "canary-equals-oracle",
         policy="fail",
@@ -316,6 +316,15 @@ def test_a_control_in_storage_is_no_control() -> None:
     seen = [storage_observation(controls[0]), observation(controls[1])]
     verdict = judge(controls, PROMPTS, oracle_runs(controls), seen, BLOCK_SIZE)[0]
     assert "controls" in broken_checks(verdict)
+
+
+@pytest.mark.parametrize("kept", [FaultKind.NONE, FaultKind.SILENT])
+def test_cells_in_storage_need_both_controls(kept: FaultKind) -> None:
+    of = storage_cell(FLIPPED)
+    cells = (cell(kept, name="control"), of)
+    verdict = judge(cells, PROMPTS, oracle_runs(cells), [observation(cells[0]), storage_observation(of)], BLOCK_SIZE)[1]
+    assert (verdict.outcome, verdict.status) == (Outcome.UNPROVEN, Status.INCONCLUSIVE)
+    assert broken_checks(verdict) == {"controls"}
 
 
 def test_other_cells_have_no_findings_about_storage() -> None:

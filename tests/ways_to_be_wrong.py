@@ -285,15 +285,15 @@ def altered(wrong: Wrong, request: Request, answer: Answer) -> Answer:
 # Loads.
 
 
-def harm(wrong: Wrong, request: Request, blocks: Blocks) -> Harm:
-    """What an engine that is `wrong` does to the request's first load, of `blocks`."""
-    planned = planned_harm(request, blocks)
+def harm(wrong: Wrong, request: Request, blocks: Blocks, earlier_load_count: int) -> Harm:
+    """What an engine that is `wrong` does to a load of `blocks` that follows `earlier_load_count` loads."""
+    planned = planned_harm(request, blocks, earlier_load_count)
     return CHANGED_HARMS[wrong](planned) if request.is_broken and wrong in CHANGED_HARMS else planned
 
 
-def planned_harm(request: Request, blocks: Blocks) -> Harm:
+def planned_harm(request: Request, blocks: Blocks, earlier_load_count: int) -> Harm:
     """As FaultInjectingConnector carries the fault out."""
-    planned = breakage(request.control.fault, len(blocks), 0)
+    planned = breakage(request.control.fault, len(blocks), earlier_load_count)
     spoilt = tuple(blocks[index] for index in planned.garbage or planned.withheld)
     reported = tuple(blocks[index] for index in planned.reported)
     fired = (spoilt or blocks,) if planned.fires else ()

@@ -1,36 +1,35 @@
-"""report.html: one file that opens anywhere, without network or script."""
+"""report.html: one file that opens anywhere, without network; readable without script, too.
+
+Called through `files.write_reports`. The template engine escapes everything that comes from outside; a Content
+Security Policy lets nothing run or apply but the page's own script and style, which it names by their hashes.
+"""
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import hashlib
+from functools import cache
 from itertools import zip_longest
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
-from harness.records import Difference, Report, Status
-from harness.report import view
-from harness.report.view import Row
+from harness.records import Difference, EngineInfo, Report, TokenChoice
+from harness.report import cost, story, timeline, view
+from harness.report.cost_chart import chart
+from harness.report.picture import SIGNS, picture
 
-TEMPLATE_NAME = "report.template.html"
-LOG_LINES_MAX = 60
-SIGNS = {
-    Status.PASS: "✓",
-    Status.FAIL: "✗",
-    Status.KNOWN: "k",
-    Status.FIXED: "f",
-    Status.INCONCLUSIVE: "?",
-    Status.ERROR: "!",
-    Status.SKIPPED: "-",
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Matrix:
-    """The picture of a run: faults downwards, (engine, load mode) across, judged cells where they meet."""
-
-    columns: tuple[tuple[str, str], ...]
-    lines: tuple[tuple[str, tuple[tuple[Row, ...], ...]], ...]
+FOLDER = Path(__file__).parent / "html"
+LOG_LINES_MAX = 30
+LOG_CHARACTERS_MAX = 300
+PROMPT_CHARACTERS_MAX = 2000
+DIFFERENCES_MAX = 3
+"""Shown in full in one cell; the others take a line each."""
+TOKENS_BEFORE = 8
+TOKENS_AFTER = 16
+"""How much of two completions is shown around their first difference."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,63 +46,121 @@ class TokenPair:
         return self.expected == self.got
 
 
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What engines were started with: names and values that all share, and those that differ, by service."""
+
+    shared: tuple[tuple[str, str], ...]
+    different: tuple[tuple[str, tuple[str, ...]], ...]
+    services: tuple[str, ...]
+
+
 def to_html(report: Report) -> str:
-    """The whole report as HTML; everything from outside is escaped by the template engine."""
+    """The whole report as HTML."""
+    style, script = ((FOLDER / name).read_text("utf-8") for name in ("report.css", "report.js"))
     judged = view.rows(report)
     return (
         _environment()
-        .get_template(TEMPLATE_NAME)
+        .get_template("report.html")
         .render(
             report=report,
             rows=judged,
-            anchors={row.cell.id: f"cell-{index}" for index, row in enumerate(judged)},
-            matrix=matrix(judged),
+            red=[row for row in judged if row.verdict.status in story.RED],
+            picture=picture(judged),
             observations={observation.cell_id: observation for observation in report.observations},
+            prompts={prompt.id: prompt for prompt in report.prompts},
             versions=dataclasses.asdict(report.info.versions),
-            signs=SIGNS,
-            log_lines_max=LOG_LINES_MAX,
-            token_pairs=token_pairs,
-            view=view,
+            settings=settings(report.info.engines),
+            cost_tables=cost.costs(report),
+            style=Markup(style),
+            script=Markup(script),
+            policy=content_security_policy(style, script),
         )
     )
 
 
+def content_security_policy(style: str, script: str) -> str:
+    """Nothing is loaded from anywhere; only this style and this script count."""
+    return (
+        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _hash(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+@cache
 def _environment() -> Environment:
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
+        loader=FileSystemLoader(FOLDER),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.filters["visible"] = view.visible
+    environment.filters["line"] = view.one_line
+    environment.filters["of"] = story.local
+    environment.filters["log_line"] = log_line
+    environment.filters["prompt_text"] = prompt_text
+    environment.filters.update(layer=story.layer, kind=story.kind, group=story.group)
+    environment.globals.update(
+        view=view,
+        story=story,
+        timeline=timeline.timeline,
+        drawing=timeline,
+        event_words=timeline.event_words,
+        chart=chart,
+        signs=SIGNS,
+        token_pairs=token_pairs,
+        top_pairs=top_pairs,
+        log_lines_max=LOG_LINES_MAX,
+        differences_max=DIFFERENCES_MAX,
+    )
     return environment
 
 
-def matrix(judged: tuple[Row, ...]) -> Matrix:
-    """Rows and columns in the order in which the cells name them."""
-    columns = tuple(dict.fromkeys(_column(row) for row in judged))
-    faults = dict.fromkeys(view.broken_words(row.cell) for row in judged)
-    return Matrix(columns, tuple((fault, _line(judged, fault, columns)) for fault in faults))
+def log_line(text: str) -> str:
+    """A line of an engine's log, cut where it is very long; the file has it whole."""
+    shown = view.one_line(text)
+    return shown if len(shown) <= LOG_CHARACTERS_MAX else f"{shown[:LOG_CHARACTERS_MAX]}…"
 
 
-def _column(row: Row) -> tuple[str, str]:
-    return row.cell.engine, row.cell.load.value
-
-
-def _line(judged: tuple[Row, ...], fault: str, columns: tuple[tuple[str, str], ...]) -> tuple[tuple[Row, ...], ...]:
-    line = [row for row in judged if view.broken_words(row.cell) == fault]
-    return tuple(tuple(row for row in line if _column(row) == column) for column in columns)
+def prompt_text(text: str) -> str:
+    """A prompt with the middle of a very long text left out."""
+    shown = view.visible(text)
+    half = PROMPT_CHARACTERS_MAX // 2
+    return shown if len(shown) <= PROMPT_CHARACTERS_MAX else f"{shown[:half]}\n…\n{shown[-half:]}"
 
 
 def token_pairs(difference: Difference) -> tuple[TokenPair, ...]:
-    """Both completions by position; only the differing one where the whole lists were not recorded."""
+    """Both completions by position, around the first difference; only that where whole lists were not recorded."""
     expected = difference.expected_token_ids
     got = difference.got_token_ids
     if not expected and not got:
         first = TokenPair(difference.index, str(difference.expected_token_id), str(difference.got_token_id), True)
         return (first,)
-    return tuple(
+    pairs = [
         TokenPair(index, str(left), str(right), index == difference.index)
         for index, (left, right) in enumerate(zip_longest(expected, got, fillvalue=""))
+    ]
+    return tuple(pairs[max(0, difference.index - TOKENS_BEFORE) : difference.index + TOKENS_AFTER])
+
+
+def top_pairs(difference: Difference) -> tuple[tuple[TokenChoice | None, TokenChoice | None], ...]:
+    """Both top-k lists by rank."""
+    return tuple(zip_longest(difference.expected_top, difference.got_top))
+
+
+def settings(engines: dict[str, EngineInfo]) -> Settings:
+    """By name; a setting that an engine does not have is empty."""
+    services = tuple(engines)
+    names = sorted({name for engine in engines.values() for name in engine.settings})
+    values = {name: tuple(engine.settings.get(name, "") for engine in engines.values()) for name in names}
+    return Settings(
+        shared=tuple((name, given[0]) for name, given in values.items() if len(set(given)) == 1),
+        different=tuple((name, given) for name, given in values.items() if len(set(given)) > 1),
+        services=services,
     )

@@ -32,7 +32,7 @@ RUN_OUTCOMES = {0: "pass", 1: "fail", 2: "inconclusive", 3: "error"}
 @dataclass(frozen=True)
 class Row:
     """One judged cell. `requests` is empty and the durations are 0 when the cell was not run; `not_run` says why
-    the harness could not run it."""
+    the harness could not run it. `observed`: its folder has an observation."""
 
     cell: Cell
     verdict: Verdict
@@ -40,6 +40,7 @@ class Row:
     duration_s: float = 0.0
     ttft_s: float = 0.0
     not_run: str = ""
+    observed: bool = False
 
     @property
     def as_expected(self) -> bool:
@@ -75,6 +76,7 @@ def _row(cell: Cell, verdict: Verdict, observation: Observation | None) -> Row:
         observation.duration_s,
         next(ttfts_s, 0.0),
         observation.error or observation.skipped,
+        True,
     )
 
 

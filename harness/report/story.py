@@ -1,0 +1,179 @@
+"""What a run and its cells are about, in words for people who were not there. Pure; called by the HTML report."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from itertools import groupby
+from urllib.parse import quote
+
+from harness.meanings import meanings
+from harness.records import Cell, Finding, Outcome, PlannedRequest, Prompt, Report, Status, TokenChoice
+from harness.report.view import Row, broken_words, one_line, rows, web_address
+from harness.storage_kinds import StorageKind
+from services.faults import FaultKind
+from services.journal import ENGINE_LOG_NAME, JOURNAL_NAME
+
+EVIDENCE_FILES = ("observation.json", JOURNAL_NAME, ENGINE_LOG_NAME, "verdict.json")
+"""In the folder of a cell that was run."""
+
+BROKEN_OUTCOMES = frozenset({Outcome.RECOVERED, Outcome.FAILED_CLEANLY})
+"""What is expected of a cell whose load vLLM knows to be broken."""
+
+RED = (Status.FAIL, Status.ERROR)
+
+
+def proved(report: Report) -> str:
+    """What the run shows, in one or two sentences."""
+    judged = rows(report)
+    sentence = {0: _green, 1: _red, 2: _inconclusive}.get(report.exit_code, _broken)(judged)
+    versions = report.info.versions
+    parts = (f"vLLM {versions.vllm}" if versions.vllm else "vLLM", versions.model, versions.connector)
+    return f"{', '.join(part for part in parts if part)}: {sentence}{_known(judged)}"
+
+
+def _green(judged: tuple[Row, ...]) -> str:
+    held = [row for row in judged if row.verdict.status in (Status.PASS, Status.FIXED)]
+    claims = (
+        (BROKEN_OUTCOMES, "a KV load was broken {} and vLLM answered as it should"),
+        ({Outcome.LOADED}, "a sound load gave the right answer {}"),
+        ({Outcome.CAUGHT}, "silent corruption was caught {}"),
+    )
+    counted = ((sum(row.verdict.outcome in outcomes for row in held), words) for outcomes, words in claims)
+    told = [words.format(times(count)) for count, words in counted if count]
+    return f"{'; '.join(told)}." if told else "nothing was proved, because no cell passed."
+
+
+def _red(judged: tuple[Row, ...]) -> str:
+    red = [row for row in judged if row.verdict.status is Status.FAIL]
+    outcomes = [row.verdict.outcome for row in red]
+    counts = ", ".join(f"{outcomes.count(outcome)} {outcome}" for outcome in dict.fromkeys(outcomes))
+    return f"{len(red)} of {len(judged)} cells did not end as they must ({counts})."
+
+
+def _inconclusive(judged: tuple[Row, ...]) -> str:
+    open_count = sum(row.verdict.status is Status.INCONCLUSIVE for row in judged)
+    return f"nothing is proved yet, because {open_count} of {len(judged)} cells are inconclusive."
+
+
+def _broken(judged: tuple[Row, ...]) -> str:
+    broken_count = sum(row.verdict.status is Status.ERROR for row in judged)
+    return f"the harness or its stack broke, in {broken_count} of {len(judged)} cells; the run proves nothing."
+
+
+def _known(judged: tuple[Row, ...]) -> str:
+    known = sum(row.verdict.status is Status.KNOWN for row in judged)
+    return f" Known upstream and still red: {cells_words(known)}." if known else ""
+
+
+def times(count: int) -> str:
+    """`never`, `once`, `twice`, `3 times`."""
+    return {0: "never", 1: "once", 2: "twice"}.get(count, f"{count} times")
+
+
+def cells_words(count: int) -> str:
+    return "1 cell" if count == 1 else f"{count} cells"
+
+
+def layer(cell: Cell) -> str:
+    """Where a cell breaks something."""
+    if cell.storage:
+        return "storage"
+    return "no fault" if kind(cell) == FaultKind.NONE else "boundary"
+
+
+def group(cell: Cell) -> str:
+    """The group that a cell is filtered by."""
+    return cell.group or "no group"
+
+
+def kind(cell: Cell) -> str:
+    """What a cell breaks, without where and how often."""
+    return broken_words(cell).split(" ")[0]
+
+
+def fault_meaning(cell: Cell) -> str:
+    """What the cell's fault does, as the code defines it."""
+    known: Mapping[str, str] = meanings(StorageKind if cell.storage else FaultKind)
+    return known.get(kind(cell), "")
+
+
+def outcome_meaning(outcome: Outcome) -> str:
+    return meanings(Outcome).get(outcome, "")
+
+
+def workload(cell: Cell) -> str:
+    """What sets a cell apart from one plain request, or an empty text: `3 at once, stream`."""
+    count = len(cell.requests)
+    parts = (f"{count} at once" if count > 1 else "", "stream" if cell.requests[0].stream else "")
+    return ", ".join(part for part in parts if part)
+
+
+def request_words(planned: PlannedRequest, prompts: Mapping[str, Prompt], block_size: int) -> str:
+    """A request of the plan: its role, and how much of its prompt can be loaded."""
+    prompt = prompts.get(planned.prompt_id)
+    size = ""
+    if prompt:
+        size = f", {len(prompt.token_ids)} tokens, {prompt.full_block_count} whole blocks of {block_size}"
+    stream = ", streamed" if planned.stream else ""
+    return f"{planned.role}: prompt {planned.prompt_id}{size}; load {planned.load}{stream}"
+
+
+def blocks_words(blocks: Iterable[int]) -> str:
+    """Block indices, runs of them shortened: `0-6`, `0,2`."""
+    runs = groupby(enumerate(sorted(blocks)), key=lambda pair: pair[1] - pair[0])
+    ends = [(run[0][1], run[-1][1]) for run in (list(group) for _, group in runs)]
+    return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in ends)
+
+
+def held_words(findings: Iterable[Finding]) -> tuple[str, ...]:
+    """Checks that hold, a line for each: what came of each request or oracle, said once where it was expected so."""
+    by_check = groupby(findings, key=lambda finding: finding.check)
+    return tuple(f"{check}: {'; '.join(filter(None, map(_held, same)))}".removesuffix(": ") for check, same in by_check)
+
+
+def _held(finding: Finding) -> str:
+    what = " ".join(part for part in (finding.request, finding.detail) if part)
+    if not finding.expected and not finding.got:
+        return what
+    differs = f"expected {finding.expected}, got {finding.got}"
+    values = finding.got if finding.expected == finding.got else differs
+    return f"{what} ({values})" if what else values
+
+
+def local(text: str, cell: Cell) -> str:
+    """A text about a cell, on one line, in which the requests' tags need not repeat the cell's id."""
+    return one_line(text).replace(f"{one_line(cell.id)}.", "")
+
+
+def address(link: str) -> str:
+    """Where a public report is: `link` itself, or what `owner/repository#number` and `vllm#number` stand for; empty
+    where it is none of these."""
+    short = re.fullmatch(r"(vllm|[\w.-]+/[\w.-]+)#(\d+)", link, re.ASCII)
+    if short:
+        repository = "vllm-project/vllm" if short[1] == "vllm" else short[1]
+        return f"https://github.com/{repository}/issues/{short[2]}"
+    return link if web_address(link) else ""
+
+
+def anchor(cell: Cell) -> str:
+    """The id of a cell's story in the page; the same text is its link's fragment."""
+    return f"cell-{quote(cell.id, safe='')}"
+
+
+def evidence_links(row: Row) -> tuple[tuple[str, str], ...]:
+    """(name, address relative to the report) of the files in a cell's folder."""
+    names = EVIDENCE_FILES if row.observed else EVIDENCE_FILES[-1:]
+    return tuple((name, f"cells/{quote(row.cell.id, safe='')}/{name}") for name in names)
+
+
+def percent(choice: TokenChoice) -> float:
+    """A token's probability, 0..100."""
+    return 100 * math.exp(min(choice.logprob, 0.0)) if not math.isnan(choice.logprob) else 0.0
+
+
+def common_length(one: str, other: str) -> int:
+    """How many leading characters two texts share."""
+    pairs = zip(one, other, strict=False)
+    return next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
