@@ -33,7 +33,15 @@ class ListOptions:
 
 
 @dataclass(frozen=True)
-class RunOptions:
+class OutputOptions:
+    """`quiet`: only what is red and the last lines. `json`: the report as JSON on stdout, everything else on stderr."""
+
+    quiet: bool
+    json: bool
+
+
+@dataclass(frozen=True)
+class RunOptions(OutputOptions):
     """`kv_dir` None: the stack's own choice. `url` and `evidence_dir` are for `attach`; `url`: (service, base URL)."""
 
     matrix: str
@@ -55,7 +63,7 @@ class RunOptions:
 
 
 @dataclass(frozen=True)
-class JudgeOptions:
+class JudgeOptions(OutputOptions):
     """`run`: a run folder."""
 
     run: Path
@@ -94,13 +102,20 @@ def make_parser(environ: Mapping[str, str]) -> Parser:
     run_parser.set_defaults(options=RunOptions)
     _add_matrix_options(run_parser, environ)
     _add_stack_options(run_parser, environ)
+    _add_output_options(run_parser)
     list_parser = commands.add_parser("list", help="print the cells of a matrix")
     list_parser.set_defaults(options=ListOptions)
     _add_matrix_options(list_parser, environ)
     judge_parser = commands.add_parser("judge", help="judge a stored run again", epilog=EXIT_CODES)
     judge_parser.set_defaults(options=JudgeOptions)
     judge_parser.add_argument("run", type=Path, metavar="RUN", help="a run folder, such as runs/20261130-154501")
+    _add_output_options(judge_parser)
     return parser
+
+
+def _add_output_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-q", "--quiet", action="store_true", help="print only what is red, the counts and the outcome")
+    parser.add_argument("--json", action="store_true", help="print report.json on stdout, everything else on stderr")
 
 
 def _add_stack_options(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> None:

@@ -13,13 +13,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from harness.command_line import JudgeOptions, ListOptions, Options, RunOptions
+from harness.command_line import JudgeOptions, ListOptions, Options, OutputOptions, RunOptions
 from harness.errors import HarnessError, UsageError
 from harness.known_issues import load_known_issues
 from harness.phases import Invocation, judge_again, run
 from harness.plan import load_plan, select_cells
 from harness.records import Plan, Report
-from harness.report import LineProgress, print_report, write_reports
+from harness.report import JSON_NAME, print_report, watching, write_reports
 from harness.report.view import visible
 from harness.runner import PREFILL
 from harness.stack import COMPOSE_FILE, AttachStack, ComposeStack, ProcessStack, Stack, cell_engines, read_engines
@@ -30,47 +30,57 @@ MATRIX_FOLDER = ROOT / "harness" / "matrix"
 KNOWN_ISSUES_FILE = MATRIX_FOLDER / "known_issues.yaml"
 
 
-def execute(options: Options, console: Console) -> int:
+def execute(options: Options) -> int:
     """Do what was asked for; the exit code. Raises HarnessError when it cannot be done."""
     match options:
         case RunOptions():
-            return _run(options, console)
+            return _run(options)
         case ListOptions():
-            return _list(options, console)
+            return _list(options)
         case JudgeOptions():
-            return _judge(options, console)
+            return _judge(options)
 
 
-def _run(options: RunOptions, console: Console) -> int:
+def _run(options: RunOptions) -> int:
+    console = _console(options)
     plan = _plan(options)
     known_issues = load_known_issues(KNOWN_ISSUES_FILE)
     folder = RunFolder.create_new(options.runs, datetime.now(UTC))
     stack = _stack(options, folder, _services(plan))
     try:
         invocation = Invocation(options.matrix, shlex.join(sys.argv), options.stack_words())
-        report = run(plan, stack, folder, invocation, LineProgress(console), known_issues)
+        with watching(console, quiet=options.quiet) as watcher:
+            report = run(plan, stack, folder, invocation, watcher, known_issues)
     except KeyboardInterrupt:
         # Compose stops the harness when an engine ends; then that is what there is to say.
         if ended := stack.first_exit():
             raise HarnessError(ended) from None
         raise
-    return _tell(report, folder, console)
+    return _tell(report, folder, options, console)
 
 
-def _list(options: ListOptions, console: Console) -> int:
+def _list(options: ListOptions) -> int:
+    console = Console(highlight=False)
     for cell in _plan(options).cells:
         console.print(visible(f"{cell.id}  [{cell.expected}]  {cell.why}"), markup=False, soft_wrap=True)
     return 0
 
 
-def _judge(options: JudgeOptions, console: Console) -> int:
+def _judge(options: JudgeOptions) -> int:
     folder = RunFolder.open(options.run)
-    return _tell(judge_again(folder, load_known_issues(KNOWN_ISSUES_FILE)), folder, console)
+    report = judge_again(folder, load_known_issues(KNOWN_ISSUES_FILE))
+    return _tell(report, folder, options, _console(options))
 
 
-def _tell(report: Report, folder: RunFolder, console: Console) -> int:
+def _console(options: OutputOptions) -> Console:
+    return Console(highlight=False, stderr=options.json)
+
+
+def _tell(report: Report, folder: RunFolder, options: OutputOptions, console: Console) -> int:
     write_reports(report, folder.path)
-    print_report(report, console)
+    print_report(report, console, quiet=options.quiet)
+    if options.json:
+        sys.stdout.write((folder.path / JSON_NAME).read_text())
     return report.exit_code
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -28,9 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
-    console = Console(highlight=False)
+    console = Console(highlight=False, stderr=True)
     try:
-        return execute(parse(sys.argv[1:] if arguments is None else arguments, os.environ), console)
+        return execute(parse(sys.argv[1:] if arguments is None else arguments, os.environ))
     except HarnessError as error:
         console.print(visible(str(error)), style="bold red", markup=False, soft_wrap=True)
         return error.exit_code
@@ -47,4 +48,9 @@ def _interrupt(signal_number: int, frame: object) -> NoReturn:  # noqa: ARG001
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_code = main()
+    if threading.active_count() > 1:
+        # After Ctrl-C requests to services of others may still be out; their threads must not hold up the end.
+        sys.stdout.flush()
+        os._exit(exit_code)
+    sys.exit(exit_code)

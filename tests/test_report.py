@@ -44,7 +44,7 @@ from harness.records import (
     Verdict,
     Versions,
 )
-from harness.report import LineProgress, print_report, write_reports
+from harness.report import print_report, write_reports
 from harness.report.as_html import (
     LOG_CHARACTERS_MAX,
     TOKENS_AFTER,
@@ -58,6 +58,7 @@ from harness.report.as_html import (
 from harness.report.as_json import schema, to_json
 from harness.report.as_junit import to_junit
 from harness.report.as_markdown import SUMMARY_CHARS_MAX, code, to_markdown
+from harness.report.progress import LineProgress
 from harness.report.view import broken_words, difference_words, fault_words, repeat_command, text_diff, visible
 from harness.storage_kinds import StorageFault, StorageKind
 from services.faults import ALWAYS, NO_FAULT, Fault, FaultKind
@@ -254,12 +255,15 @@ def test_the_table_fits_into_80_columns_and_loses_nothing(terminal: bool) -> Non
     verdict = verdict_of(long_id, Status.PASS, Outcome.RECOVERED)
     report = replace(report_of(), cells=(cell,), observations=(), verdicts=(verdict,))
     plain = re.sub(r"\x1b\[[0-9;]*m", "", printed(report, terminal=terminal))
-    table = plain.split("\n1 pass")[0]
-    assert max(len(line) for line in table.splitlines()) <= 80
-    folded = re.sub(r"\s+", "", table)
-    assert long_id[:20] in folded
-    assert long_id[-8:] in folded
-    assert "…" not in table
+    table = plain.split("\nproved")[0].splitlines()
+    assert max(map(len, table)) <= 80
+    assert table[:2] == [f"pass {long_id}", "  recovered  l/f/r 4/1/2  fired 3  0.0 s"]
+
+
+def test_ids_that_fit_stand_in_a_table() -> None:
+    lines = [line.split() for line in printed(report_of()).splitlines()]
+    assert lines[0] == ["cell", "outcome", "l/f/r", "fired", "s"]
+    assert lines[2:4] == [["FAIL", "wrong", "wrong-output", "4/1/2", "3", "2.2"], ["not", "recovered"]]
 
 
 def test_a_wide_table_has_every_column() -> None:
@@ -274,6 +278,7 @@ def test_a_red_cell_says_why_where_and_how_to_repeat_it() -> None:
     assert block == [
         "wrong-output, expected recovered",
         "  why this cell: why wrong exists",
+        "  fault: drop first, sync load on decode-recompute",
         "  - victim-equals-oracle [t-victim]: token ids differ (expected Paris, got small)",
         "  t-victim differs from partial(2) at token 1: expected id 11, got id 99",
         "    expected top: 11 -0.1000  12 -2.5000",
@@ -317,6 +322,30 @@ def test_a_request_without_an_answer_and_a_broken_harness_are_shown() -> None:
     output = printed(replace(report, observations=(observation,)))
     assert "  victim t-victim: no answer, past its deadline, connection reset\n" in output
     assert "  not run: the engine went away\n" in output
+
+
+def test_the_worst_is_explained_last() -> None:
+    titles = re.findall(r"^(\w+) \S+: \S+, expected", printed(report_of()), re.MULTILINE)
+    assert titles == ["skipped", "FIXED", "known", "inconclusive", "ERROR", "FAIL"]
+
+
+def test_what_was_proved_and_which_issues_are_known() -> None:
+    output = printed(report_of())
+    assert "proved for vLLM 0.32.0, SharedVolumeConnector, SmolLM2, compose:\n" in output
+    assert "  decode-recompute, sync: 2 recovered\n" in output
+    assert "known issue https://github.com/vllm-project/vllm/issues/1: crashed in known\n" in output
+    assert "  nothing: no cell is green\n" in printed(replace(report_of(), verdicts=report_of().verdicts[1:3]))
+
+
+def test_quiet_leaves_the_reds_and_the_last_lines() -> None:
+    console = Console(file=io.StringIO(), width=80, _environ={})
+    print_report(report_of(), console, quiet=True)
+    assert isinstance(console.file, io.StringIO)
+    quiet = console.file.getvalue()
+    assert re.findall(r"^(\w+) \S+: \S+, expected", quiet, re.MULTILINE) == ["ERROR", "FAIL"]
+    assert quiet.splitlines()[-5:] == ["not judged: never-judged", "", *printed(report_of()).splitlines()[-3:]]
+    assert "proved" not in quiet
+    assert "l/f/r" not in quiet
 
 
 def test_counts_and_times_end_the_report() -> None:

@@ -11,8 +11,9 @@ from harness.report.as_junit import to_junit
 from harness.report.as_markdown import to_markdown
 from harness.storage import write_text
 
+JSON_NAME = "report.json"
 WRITERS = {
-    "report.json": to_json,
+    JSON_NAME: to_json,
     "report.html": to_html,
     "junit.xml": to_junit,
     "summary.md": to_markdown,

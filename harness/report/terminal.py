@@ -1,13 +1,13 @@
-"""The report on a terminal or in a log: a table, why each cell is not green, counts, times, one last line.
+"""The report on a terminal or in a log: a table, why each cell is not green, what was proved, one last line.
 
-Everything that is not ours reaches rich as Text or through `visible`, never as markup.
+Everything that is not ours reaches rich as Text or through `visible`, never as markup. What may have to be copied
+(ids, paths, commands) is never broken or cut.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -21,9 +21,11 @@ from harness.report.view import (
     difference_words,
     evidence_folder,
     finding_words,
+    known_issues,
     not_judged,
     one_line,
     outcome_counts,
+    proved,
     repeat_command,
     rows,
     run_outcome,
@@ -33,7 +35,13 @@ from harness.report.view import (
     visible,
 )
 
-WIDE_COLUMNS = 130
+WIDE_COLUMNS = (
+    *("", "cell", "engine", "load", "fault", "expected", "outcome"),
+    *(">loaded", ">failed", ">reported", ">fired", ">s"),
+)
+NARROW_COLUMNS = ("", "cell", "outcome", ">l/f/r", ">fired", ">s")
+"""Of the table of cells; numbers (>) stand on the right."""
+ANY_WIDTH = 100_000
 STYLES = {
     Status.PASS: "green",
     Status.FAIL: "bold red",
@@ -45,17 +53,23 @@ STYLES = {
 }
 RUN_STYLES = {"pass": "bold green", "inconclusive": "bold magenta"}
 DIFF_STYLES = {"-": "red", "+": "green", "@": "cyan"}
+EXPLAINED = (Status.SKIPPED, Status.FIXED, Status.KNOWN, Status.INCONCLUSIVE, Status.ERROR, Status.FAIL)
+"""In this order: the worst stands last, where the reader looks first."""
+REDS = (Status.ERROR, Status.FAIL)
 
 
-def print_report(report: Report, console: Console) -> None:
-    """Print the whole report. Colour and box lines only where `console` is a terminal."""
+def print_report(report: Report, console: Console, *, quiet: bool = False) -> None:
+    """Print the whole report, or with `quiet` only what is red and the last lines. Colour only where `console` is
+    a terminal."""
     judged = rows(report)
-    console.print(_table(judged, console))
-    if console.width < WIDE_COLUMNS:
-        print_line(console, Text("l/f/r: blocks loaded / failed in the connector / reported to vLLM", "dim"))
-    for row in judged:
-        if row.verdict.status is not Status.PASS:
-            _print_row(report, row, console)
+    if not quiet:
+        _print_cells(judged, console)
+    for status in REDS if quiet else EXPLAINED:
+        for row in judged:
+            if row.verdict.status is status:
+                _print_row(report, row, console)
+    if not quiet:
+        _print_proved(report, console)
     _print_end(report, console)
 
 
@@ -70,16 +84,32 @@ def sign(status: Status) -> str:
     return status.upper() if status in (Status.FAIL, Status.ERROR, Status.FIXED) else status.value
 
 
-def _table(judged: Iterable[Row], console: Console) -> Table:
-    wide = console.width >= WIDE_COLUMNS
-    table = Table(box=SIMPLE_HEAD if console.is_terminal else None, pad_edge=False)
-    for name in ("", "cell", *(("engine", "load", "fault", "expected") if wide else ()), "outcome"):
-        table.add_column(name, overflow="fold")
-    for name in ("loaded", "failed", "reported", "fired", "s") if wide else ("l/f/r", "fired", "s"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in judged:
-        table.add_row(*(_wide_cells(row) if wide else _narrow_cells(row)))
+def _print_cells(judged: tuple[Row, ...], console: Console) -> None:
+    """The widest table that fits; where ids are too long for any, two lines for each cell."""
+    wide = _table(WIDE_COLUMNS, map(_wide_cells, judged))
+    narrow = _table(NARROW_COLUMNS, map(_narrow_cells, judged))
+    fitting = next((table for table in (wide, narrow) if _width(console, table) <= console.width), None)
+    if fitting:
+        console.print(fitting)
+    else:
+        for row in judged:
+            _print_cell(row, console)
+    if fitting is not wide:
+        print_line(console, Text("l/f/r: blocks loaded / failed in the connector / reported to vLLM", "dim"))
+
+
+def _table(columns: Iterable[str], lines: Iterable[list[Text]]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in columns:
+        table.add_column(name.removeprefix(">"), justify="right" if name.startswith(">") else "left", no_wrap=True)
+    for line in lines:
+        table.add_row(*line)
     return table
+
+
+def _width(console: Console, table: Table) -> int:
+    """How wide a table is where there is room."""
+    return console.measure(table, options=console.options.update(width=ANY_WIDTH)).maximum
 
 
 def _wide_cells(row: Row) -> list[Text]:
@@ -96,7 +126,6 @@ def _wide_cells(row: Row) -> list[Text]:
 
 
 def _narrow_cells(row: Row) -> list[Text]:
-    counts = row.verdict.evidence
     outcome = Text(row.verdict.outcome, STYLES[row.verdict.status])
     if not row.as_expected:
         outcome.append(f"\nnot {row.cell.expected}", "default")
@@ -104,10 +133,22 @@ def _narrow_cells(row: Row) -> list[Text]:
         _sign_text(row),
         Text(visible(cell_words(row.cell))),
         outcome,
-        Text(f"{counts.loaded_blocks}/{counts.failed_blocks}/{counts.reported_blocks}"),
-        Text(str(counts.fault_fired)),
+        Text(_block_counts(row)),
+        Text(str(row.verdict.evidence.fault_fired)),
         Text(f"{row.duration_s:.1f}"),
     ]
+
+
+def _print_cell(row: Row, console: Console) -> None:
+    print_line(console, Text.assemble(_sign_text(row), f" {visible(cell_words(row.cell))}"))
+    outcome = row.verdict.outcome if row.as_expected else f"{row.verdict.outcome}, not {row.cell.expected}"
+    numbers = f"l/f/r {_block_counts(row)}  fired {row.verdict.evidence.fault_fired}  {row.duration_s:.1f} s"
+    print_line(console, Text.assemble("  ", (outcome, STYLES[row.verdict.status]), f"  {numbers}"))
+
+
+def _block_counts(row: Row) -> str:
+    counts = row.verdict.evidence
+    return f"{counts.loaded_blocks}/{counts.failed_blocks}/{counts.reported_blocks}"
 
 
 def _sign_text(row: Row) -> Text:
@@ -129,6 +170,7 @@ def _print_row(report: Report, row: Row, console: Console) -> None:
 
 def _why_lines(row: Row) -> list[str]:
     lines = [f"why this cell: {row.cell.why}"] if row.cell.why else []
+    lines.append(f"fault: {broken_words(row.cell)}, {row.cell.load} load on {row.cell.engine}")
     if row.verdict.status is Status.FIXED:
         lines.append("this was a known issue and is green now: take it off the list of known issues")
     if row.verdict.link:
@@ -155,6 +197,16 @@ def _print_difference(difference: Difference, console: Console) -> None:
         print_line(console, Text(f"    {line}", DIFF_STYLES.get(line[:1], "")))
 
 
+def _print_proved(report: Report, console: Console) -> None:
+    versions = report.info.versions
+    of_what = ", ".join(filter(None, (f"vLLM {versions.vllm}", versions.connector, versions.model, report.info.stack)))
+    print_line(console, Text(visible(f"\nproved for {of_what}:"), "bold"))
+    for group, words in proved(report) or (("nothing", "no cell is green"),):
+        print_line(console, Text(visible(f"  {group}: {words}")))
+    for link, words in known_issues(report):
+        print_line(console, Text(visible(f"known issue {link}: {words}"), STYLES[Status.KNOWN]))
+
+
 def _print_end(report: Report, console: Console) -> None:
     missing = not_judged(report)
     if missing:
@@ -164,12 +216,8 @@ def _print_end(report: Report, console: Console) -> None:
     phases = ", ".join(f"{visible(name)} {seconds:.1f} s" for name, seconds in timing.phases)
     print_line(console, Text(f"time: {timing.duration_s:.1f} s in all: {phases}"))
     word = run_outcome(report)
-    print_line(
-        console,
-        Text(
-            f"{word.upper()}  exit code {report.exit_code}  {visible(report.folder)}", RUN_STYLES.get(word, "bold red")
-        ),
-    )
+    last = f"{word.upper()}  exit code {report.exit_code}  {visible(report.folder)}"
+    print_line(console, Text(last, RUN_STYLES.get(word, "bold red")))
 
 
 def _counts(counts: dict[str, int]) -> str:

@@ -102,6 +102,27 @@ def status_counts(report: Report) -> dict[str, int]:
     return {status.value: counts[status] for status in STATUS_ORDER if counts[status]}
 
 
+def proved(report: Report) -> tuple[tuple[str, str], ...]:
+    """What green cells show, by engine and load mode: (`decode-fail, sync`, `2 loaded, 5 failed-cleanly, 1 caught`)."""
+    found: dict[str, Counter[str]] = {}
+    for row in rows(report):
+        if row.verdict.status in (Status.PASS, Status.FIXED):
+            found.setdefault(f"{row.cell.engine}, {row.cell.load}", Counter())[row.verdict.outcome.value] += 1
+    return tuple(
+        (group, ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items()))
+        for group, outcomes in found.items()
+    )
+
+
+def known_issues(report: Report) -> tuple[tuple[str, str], ...]:
+    """Every link to a known issue that was met, and its cells: `crashed in recompute-raise-sync`."""
+    met: dict[str, list[str]] = {}
+    for verdict in report.verdicts:
+        if verdict.status is Status.KNOWN:
+            met.setdefault(verdict.link, []).append(f"{verdict.outcome} in {verdict.cell_id}")
+    return tuple((link, ", ".join(cells)) for link, cells in met.items())
+
+
 def cells_s(report: Report) -> float:
     """Seconds that the cells took together; engines run theirs side by side, so less than the sum."""
     return dict(report.timing.phases).get("cells", 0.0)
