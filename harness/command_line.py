@@ -12,16 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+import shtab
 from pydantic import TypeAdapter
 
 from harness.errors import UsageError
+from harness.help_texts import COMPARE_MORE, COMPLETION_MORE, DOCTOR_MORE, EXIT_CODES, JUDGE_MORE, LIST_MORE, RUN_MORE
 
-COMMANDS = ("run", "list", "judge")
+COMMANDS = ("run", "list", "judge", "compare", "doctor", "completion")
+PROGRAM = "run_matrix.py"
+SHELLS = ("bash", "zsh")
 STACKS = ("processes", "compose", "attach")
 RUNS_FOLDER = "runs"
-EXIT_CODES = """\
-exit codes: 0 all well (known issues included), 1 a cell failed, 2 inconclusive, 3 the harness or its stack broke,
-64 bad arguments or a bad matrix file"""
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,33 @@ class JudgeOptions(OutputOptions):
     run: Path
 
 
-Options = RunOptions | ListOptions | JudgeOptions
+@dataclass(frozen=True)
+class CompareOptions:
+    """`before`, `after`: run folders. `html`: a file to write as well."""
+
+    before: Path
+    after: Path
+    markdown: bool
+    html: Path | None
+
+
+@dataclass(frozen=True)
+class DoctorOptions:
+    """`stack`: the one that must be able to run here; folders as in RunOptions."""
+
+    stack: str
+    runs: Path
+    kv_dir: Path | None
+
+
+@dataclass(frozen=True)
+class CompletionOptions:
+    """`shell`: one of SHELLS."""
+
+    shell: str
+
+
+Options = RunOptions | ListOptions | JudgeOptions | CompareOptions | DoctorOptions | CompletionOptions
 
 
 class Parser(argparse.ArgumentParser):
@@ -92,25 +119,52 @@ def make_parser(environ: Mapping[str, str]) -> Parser:
     """The parser of all commands; variables of `environ` are defaults. One that is set but empty counts as not set,
     as in compose.yaml."""
     parser = Parser(
-        prog="run_matrix.py",
+        prog=PROGRAM,
         description="Breaks KV loads of a disaggregated vLLM deployment on purpose and judges what it answers.",
-        epilog=EXIT_CODES,
+        epilog=f"{PROGRAM} COMMAND --help says more. {EXIT_CODES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
-    run_parser = commands.add_parser("run", help="run a matrix and report (default)", epilog=EXIT_CODES)
-    run_parser.set_defaults(options=RunOptions)
-    _add_matrix_options(run_parser, environ)
-    _add_stack_options(run_parser, environ)
-    _add_output_options(run_parser)
-    list_parser = commands.add_parser("list", help="print the cells of a matrix")
-    list_parser.set_defaults(options=ListOptions)
-    _add_matrix_options(list_parser, environ)
-    judge_parser = commands.add_parser("judge", help="judge a stored run again", epilog=EXIT_CODES)
-    judge_parser.set_defaults(options=JudgeOptions)
-    judge_parser.add_argument("run", type=Path, metavar="RUN", help="a run folder, such as runs/20261130-154501")
-    _add_output_options(judge_parser)
+
+    def command(name: str, options: type[Options], what: str, more: str) -> Parser:
+        raw = argparse.RawDescriptionHelpFormatter
+        added = commands.add_parser(name, help=what, description=what, epilog=more, formatter_class=raw)
+        added.set_defaults(options=options)
+        return added
+
+    run = command("run", RunOptions, "run a matrix and report (default)", RUN_MORE)
+    _add_matrix_options(run, environ)
+    _add_stack_options(run, environ)
+    _add_attach_options(run)
+    _add_output_options(run)
+    _add_matrix_options(command("list", ListOptions, "print the cells of a matrix", LIST_MORE), environ)
+    judge = command("judge", JudgeOptions, "judge a stored run again, without engines", JUDGE_MORE)
+    _add_run(judge, "run", "RUN")
+    _add_output_options(judge)
+    _add_compare_options(command("compare", CompareOptions, "what two stored runs do not share", COMPARE_MORE))
+    doctor = command("doctor", DoctorOptions, "is this machine able to run it, and if not, what to do", DOCTOR_MORE)
+    _add_stack_options(doctor, environ)
+    completion = command("completion", CompletionOptions, "print a shell's completion script", COMPLETION_MORE)
+    completion.add_argument("shell", choices=SHELLS)
     return parser
+
+
+def _add_run(parser: argparse.ArgumentParser, name: str, metavar: str) -> None:
+    action = parser.add_argument(name, type=Path, metavar=metavar, help="a run folder, such as runs/20261130-154501")
+    action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
+
+
+def _add_compare_options(parser: argparse.ArgumentParser) -> None:
+    _add_run(parser, "before", "RUN_A")
+    _add_run(parser, "after", "RUN_B")
+    parser.add_argument("--markdown", action="store_true", help="print Markdown, for a pull request comment")
+    html = parser.add_argument("--html", type=Path, metavar="FILE", help="write one self-contained HTML file as well")
+    html.complete = shtab.FILE  # type: ignore[attr-defined]
+
+
+def _add_folder(parser: argparse.ArgumentParser, name: str, help_text: str, default: Path | None = None) -> None:
+    action = parser.add_argument(name, type=Path, metavar="DIR", default=default, help=help_text)
+    action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
 
 
 def _add_output_options(parser: argparse.ArgumentParser) -> None:
@@ -126,19 +180,14 @@ def _add_stack_options(parser: argparse.ArgumentParser, environ: Mapping[str, st
         help="processes: start the engines of compose.yaml here as plain processes (default); compose: use the "
         "running Compose project; attach: use services that run elsewhere",
     )
-    parser.add_argument(
-        "--runs",
-        type=Path,
-        metavar="DIR",
-        default=Path(environ.get("KVPROOF_RUNS_DIR") or RUNS_FOLDER),
-        help="where run folders go (default: %(default)s)",
+    runs = Path(environ.get("KVPROOF_RUNS_DIR") or RUNS_FOLDER)
+    _add_folder(parser, "--runs", "where run folders go (default: %(default)s); a run needs 1 to 50 MB", runs)
+    _add_folder(
+        parser, "--kv-dir", "the shared KV folder; processes: default a temporary one; attach: as it is mounted here"
     )
-    parser.add_argument(
-        "--kv-dir",
-        type=Path,
-        metavar="DIR",
-        help="the shared KV folder; processes: default a temporary one; attach: as mounted here",
-    )
+
+
+def _add_attach_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--url",
         action="append",
@@ -147,19 +196,18 @@ def _add_stack_options(parser: argparse.ArgumentParser, environ: Mapping[str, st
         metavar="NAME=URL",
         help="attach: a service, e.g. prefill=http://127.0.0.1:8100; repeat",
     )
-    parser.add_argument(
-        "--evidence-dir", type=Path, metavar="DIR", help="attach: where the services write their journals"
-    )
+    _add_folder(parser, "--evidence-dir", "attach: where the services write their journals, as it is mounted here")
 
 
 def _add_matrix_options(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> None:
     only = environ.get("KVPROOF_ONLY")
-    parser.add_argument(
+    matrix = parser.add_argument(
         "--matrix",
         metavar="FILE",
         default=environ.get("KVPROOF_MATRIX") or "example",
         help="a matrix file, or the name of one in harness/matrix (default: %(default)s)",
     )
+    matrix.complete = shtab.FILE  # type: ignore[attr-defined]
     parser.add_argument(
         "--only",
         action="append",

@@ -11,19 +11,35 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
+import shtab
 from rich.console import Console
 
-from harness.command_line import JudgeOptions, ListOptions, Options, OutputOptions, RunOptions
+from harness.command_line import (
+    CompareOptions,
+    CompletionOptions,
+    DoctorOptions,
+    JudgeOptions,
+    ListOptions,
+    Options,
+    OutputOptions,
+    RunOptions,
+    make_parser,
+)
+from harness.compare import compare, stored
+from harness.doctor import examine
 from harness.errors import HarnessError, UsageError
 from harness.known_issues import load_known_issues
+from harness.machine import State
 from harness.phases import Invocation, judge_again, run
 from harness.plan import load_plan, select_cells
 from harness.records import Plan, Report
 from harness.report import JSON_NAME, print_report, watching, write_reports
+from harness.report.compare_formats import print_comparison, to_html, to_markdown
+from harness.report.doctor_table import print_checks
 from harness.report.view import visible
 from harness.runner import PREFILL
 from harness.stack import COMPOSE_FILE, AttachStack, ComposeStack, ProcessStack, Stack, cell_engines, read_engines
-from harness.storage import RunFolder
+from harness.storage import RunFolder, write_text
 
 ROOT = Path(__file__).resolve().parents[1]
 MATRIX_FOLDER = ROOT / "harness" / "matrix"
@@ -39,6 +55,12 @@ def execute(options: Options) -> int:
             return _list(options)
         case JudgeOptions():
             return _judge(options)
+        case CompareOptions():
+            return _compare(options)
+        case DoctorOptions():
+            return _doctor(options)
+        case CompletionOptions():
+            return _completion(options)
 
 
 def _run(options: RunOptions) -> int:
@@ -70,6 +92,29 @@ def _judge(options: JudgeOptions) -> int:
     folder = RunFolder.open(options.run)
     report = judge_again(folder, load_known_issues(KNOWN_ISSUES_FILE))
     return _tell(report, folder, options, _console(options))
+
+
+def _compare(options: CompareOptions) -> int:
+    before, after = (stored(RunFolder.open(path)) for path in (options.before, options.after))
+    comparison = compare(before, after)
+    if options.html:
+        write_text(options.html, to_html(comparison))
+    if options.markdown:
+        sys.stdout.write(to_markdown(comparison))
+    else:
+        print_comparison(comparison, Console(highlight=False))
+    return 1 if comparison.worse else 0
+
+
+def _doctor(options: DoctorOptions) -> int:
+    checks = examine(ROOT, os.environ, options.stack, options.runs, options.kv_dir)
+    print_checks(checks, options.stack, Console(highlight=False))
+    return HarnessError.exit_code if State.PROBLEM in (check.state for check in checks.values()) else 0
+
+
+def _completion(options: CompletionOptions) -> int:
+    print(shtab.complete(make_parser({}), options.shell))
+    return 0
 
 
 def _console(options: OutputOptions) -> Console:
