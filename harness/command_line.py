@@ -181,7 +181,7 @@ def _add_stack_options(parser: argparse.ArgumentParser, environ: Mapping[str, st
         "running Compose project; attach: use services that run elsewhere",
     )
     runs = Path(environ.get("KVPROOF_RUNS_DIR") or RUNS_FOLDER)
-    _add_folder(parser, "--runs", "where run folders go (default: %(default)s); a run needs 1 to 50 MB", runs)
+    _add_folder(parser, "--runs", "where run folders go, of a few MB each (default: %(default)s)", runs)
     _add_folder(
         parser, "--kv-dir", "the shared KV folder; processes: default a temporary one; attach: as it is mounted here"
     )

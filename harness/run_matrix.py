@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """The command line of kvproof: `python harness/run_matrix.py` or `python -m harness.run_matrix`."""
 
 from __future__ import annotations
@@ -13,16 +14,29 @@ from typing import NoReturn
 if __name__ == "__main__":
     # Until somebody can say it better, Ctrl-C ends this process at once, not with a traceback out of an import.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+if sys.version_info < (3, 11):  # noqa: UP036 - whoever has an older one is to be told, not shown a traceback
+    print("kvproof needs Python 3.11 or newer: make demo PYTHON=python3.11, then .venv/bin/python", file=sys.stderr)
+    sys.exit(3)
 if __package__ in (None, ""):
     # Started as a file: the packages lie beside the folder of this file.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from rich.console import Console
+try:
+    from rich.console import Console
 
-from harness.command_line import parse
-from harness.commands import execute
-from harness.errors import HarnessError
-from harness.report.view import visible
+    from harness.command_line import parse
+    from harness.commands import execute
+    from harness.errors import HarnessError
+    from harness.report.view import visible
+except ModuleNotFoundError as error:
+    if __name__ != "__main__":
+        raise
+    print(
+        f"kvproof needs the Python package {error.name}; run `make demo` once, then use .venv/bin/python "
+        "(`run_matrix.py doctor` checks the rest)",
+        file=sys.stderr,
+    )
+    sys.exit(3)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shlex
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from harness.command_line import RunOptions, parse
+from harness.command_line import COMMANDS, RunOptions, parse
 from harness.run_matrix import main
 from harness.storage import RunFolder
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
@@ -123,6 +130,76 @@ def test_the_words_that_choose_a_stack_choose_it_again() -> None:
     options = options_of(words)
     assert options_of(options.stack_words()) == options
     assert options_of(options_of(["--stack", "compose"]).stack_words()).stack == "compose"
+
+
+# Help and completion.
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_helps_with_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, text = run([command, "--help"], capsys)
+    assert code == 0
+    assert "Example" in text
+    assert f"run_matrix.py {command}" in text
+    assert max(map(len, text.splitlines())) <= 120
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_examples_are_understood(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    _, text = run([command, "--help"], capsys)
+    examples = re.findall(r"^  (?:[A-Z_]+=\S+ )?run_matrix\.py(.*?)(?: {2,}.*| > .*)?$", text, re.MULTILINE)
+    for example in examples:
+        parse(shlex.split(example), {})
+    assert examples or command == "completion"
+
+
+def completed(*words: str) -> list[str]:
+    """What bash offers for the last word."""
+    script = f"""
+        source <({sys.executable} harness/run_matrix.py completion bash)
+        COMP_WORDS=({shlex.join(words)}); COMP_CWORD={len(words) - 1}
+        $(complete -p run_matrix.py | sed -E 's/.*-F ([^ ]+).*/\\1/') run_matrix.py {shlex.quote(words[-1])}
+        printf '%s\n' "${{COMPREPLY[@]}}"
+    """
+    done = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    return sorted(word.strip() for word in done.stdout.split())
+
+
+def test_bash_completes_commands_options_choices_and_folders() -> None:
+    assert completed("run_matrix.py", "") == sorted(COMMANDS)
+    assert completed("run_matrix.py", "run", "--st") == ["--stack"]
+    assert completed("run_matrix.py", "run", "--stack", "") == ["attach", "compose", "processes"]
+    assert completed("run_matrix.py", "judge", "harness/rep") == ["harness/report"]
+
+
+def test_zsh_gets_a_script(capsys: pytest.CaptureFixture[str]) -> None:
+    code, text = run(["completion", "zsh"], capsys)
+    assert code == 0
+    assert text.startswith("#compdef run_matrix.py")
+
+
+def test_it_is_a_command_that_a_shell_can_complete() -> None:
+    assert os.access(ROOT / "harness" / "run_matrix.py", os.X_OK)
+    assert (ROOT / "harness" / "run_matrix.py").read_text().startswith("#!/usr/bin/env python3\n")
+
+
+def test_a_package_that_is_missing_is_named(tmp_path: Path) -> None:
+    (tmp_path / "rich").mkdir()
+    (tmp_path / "rich" / "__init__.py").write_text("import no_such_package\n")
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "harness/run_matrix.py", "list"]
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 3
+    assert done.stderr.startswith("kvproof needs the Python package no_such_package; run `make demo` once")
+    assert "Traceback" not in done.stderr
+
+
+def test_an_old_python_is_told() -> None:
+    start = "import runpy, sys; sys.version_info = (3, 10, 9); runpy.run_path(sys.argv[1], run_name='__main__')"
+    command = [sys.executable, "-c", start, "harness/run_matrix.py"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, "kvproof needs Python 3.11" in done.stderr) == (3, True)
+    assert "Traceback" not in done.stderr
 
 
 def options_of(arguments: Sequence[str]) -> RunOptions:

@@ -33,13 +33,13 @@ def _print_section(section: Section, console: Console) -> None:
     print_line(console, Text(f"\n{section.title}", "bold"))
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=bool(section.columns))
     for name in section.columns:
-        table.add_column(name.removeprefix(">"), justify="right" if name.startswith(">") else "left", overflow="fold")
+        table.add_column(name.removeprefix(">"), justify="right" if name.startswith(">") else "left", no_wrap=True)
     for index, row in enumerate(section.rows):
         table.add_row(*(Text(visible(word)) for word in row), style="red" if index < section.bad else None)
     if section.rows:
         # As wide as it has to be: ids and paths are to be copied.
-        width = console.measure(table, options=console.options.update(width=ANY_WIDTH)).maximum
-        console.print(table, width=max(width, console.width), soft_wrap=True)
+        table.width = console.measure(table, options=console.options.update(width=ANY_WIDTH)).maximum
+        console.print(table, soft_wrap=True)
     for line in section.lines:
         print_line(console, Text(line, "dim"))
 
@@ -48,7 +48,7 @@ def to_markdown(comparison: RunComparison) -> str:
     """For a comment; everything that is not ours stands in code spans."""
     lines = [f"## kvproof: {headline(comparison)}", ""]
     for section in sections(comparison):
-        lines += [f"### {section.title}", "", *_table(section), *section.lines, ""]
+        lines += [f"### {section.title}", *_table(section), *section.lines, ""]
     worse = why_worse(comparison)
     if worse:
         lines += ["### Why", "", *(_entry(*words) for words in worse), ""]
@@ -61,7 +61,7 @@ def _table(section: Section) -> list[str]:
     heads = [name.removeprefix(">") for name in section.columns]
     rules = ["--:" if name.startswith(">") else "---" for name in section.columns]
     cells = [[_cell(word) for word in row] for row in section.rows]
-    return [f"| {' | '.join(row)} |" for row in (heads, rules, *cells)] + [""]
+    return ["", *(f"| {' | '.join(row)} |" for row in (heads, rules, *cells)), ""]
 
 
 def _cell(text: str) -> str:

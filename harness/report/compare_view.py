@@ -81,6 +81,8 @@ def _settings(comparison: RunComparison) -> Section:
 
 
 def _costs(comparison: RunComparison) -> Section:
+    if not comparison.costs:
+        return Section("cost: nothing that both runs measured")
     repeats = f"{comparison.repeat_count} oracles that were measured twice within a run"
     lines = (
         f"noise: the larger of two ratios, slower/faster of {repeats} (the largest: {comparison.repeat_noise:.2f}), "
