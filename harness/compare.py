@@ -90,20 +90,12 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class StoredRun:
-    """A run as it was reported, and its oracles."""
-
-    report: Report
-    oracles: tuple[OracleRun, ...]
-
-
-@dataclass(frozen=True)
 class RunComparison:
     """`repeat_noise`: the largest ratio between two measurements of one oracle within a run, over
     `repeat_count` oracles; 1 where none was measured twice."""
 
-    before: StoredRun
-    after: StoredRun
+    before: Report
+    after: Report
     changes: tuple[CellChange, ...]
     same_count: int
     settings: tuple[Setting, ...]
@@ -116,10 +108,10 @@ class RunComparison:
         return any(change.worse for change in self.changes)
 
 
-def stored(folder: RunFolder) -> StoredRun:
+def stored(folder: RunFolder) -> Report:
     """Raises UsageError when the folder is not a whole run."""
     verdicts = folder.load_verdicts()
-    report = Report(
+    return Report(
         folder.load_info(),
         folder.load_timing(),
         folder.load_plan().cells,
@@ -127,21 +119,21 @@ def stored(folder: RunFolder) -> StoredRun:
         verdicts,
         exit_code(verdicts),
         str(folder.path),
+        oracles=folder.load_oracles(),
     )
-    return StoredRun(report, folder.load_oracles())
 
 
-def compare(before: StoredRun, after: StoredRun) -> RunComparison:
-    changes = tuple(_changes(before.report, after.report))
+def compare(before: Report, after: Report) -> RunComparison:
+    changes = tuple(_changes(before, after))
     repeats = [*_repeat_ratios(before.oracles), *_repeat_ratios(after.oracles)]
     repeat_noise = max((1.0, *repeats))
-    in_both = {cell.id for cell in before.report.cells} & {cell.id for cell in after.report.cells}
+    in_both = {cell.id for cell in before.cells} & {cell.id for cell in after.cells}
     return RunComparison(
         before,
         after,
         changes,
         len(in_both) - sum(change.cell_id in in_both for change in changes),
-        tuple(_settings(before.report.info, after.report.info)),
+        tuple(_settings(before.info, after.info)),
         tuple(_costs(_measured(before), _measured(after), repeat_noise)),
         repeat_noise,
         len(repeats),
@@ -219,15 +211,15 @@ Measured = Mapping[str, Mapping[str, float]]
 """Kind of load -> what was measured -> seconds."""
 
 
-def _measured(run: StoredRun) -> Measured:
+def _measured(run: Report) -> Measured:
     """Oracles by time to first token, the median of their repeats; cells by how long the victim's answer took."""
     found: dict[str, dict[str, float]] = {}
     for name, times_s in _oracle_times_s(run.oracles).items():
         kind = name.split()[0].partition("(")[0]
         found.setdefault(f"{kind} oracle, first token", {})[name] = statistics.median(times_s)
-    green = {v.cell_id: v.outcome for v in run.report.verdicts if v.status in (Status.PASS, Status.FIXED)}
-    loads = {cell.id: cell.load for cell in run.report.cells}
-    for observation in run.report.observations:
+    green = {v.cell_id: v.outcome for v in run.verdicts if v.status in (Status.PASS, Status.FIXED)}
+    loads = {cell.id: cell.load for cell in run.cells}
+    for observation in run.observations:
         victims = (r.completion for r in observation.requests if r.planned.role is Role.VICTIM)
         if observation.cell_id in green:
             kind = f"{green[observation.cell_id]} {loads[observation.cell_id]} cells, whole answer"
@@ -236,11 +228,11 @@ def _measured(run: StoredRun) -> Measured:
 
 
 def _oracle_times_s(runs: Iterable[OracleRun]) -> dict[str, list[float]]:
-    """Times to first token by oracle, such as `partial(3) of library, 8 tokens`."""
+    """Times to first token by oracle, such as `partial(3) of library, 8 tokens, on decode-baseline`."""
     times_s: dict[str, list[float]] = {}
     for run in runs:
         if run.completion.ttft_s > 0:
-            name = f"{oracle_name(run.key)} of {run.key.prompt_id}, {run.key.max_tokens} tokens"
+            name = f"{oracle_name(run.key)} of {run.key.prompt_id}, {run.key.max_tokens} tokens, on {run.key.engine}"
             times_s.setdefault(name, []).append(run.completion.ttft_s)
     return times_s
 

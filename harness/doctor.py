@@ -20,6 +20,7 @@ from packaging.utils import canonicalize_name
 
 from harness.doctor_docker import docker_buildx, docker_compose, docker_disk, docker_engine, ports
 from harness.machine import GIB, Check, Machine, State, enough, first_line, free_bytes, nearest
+from harness.stack.compose import is_started
 from harness.stack.definition import read_engines
 from harness.stack.processes import MODEL_FOLDER
 
@@ -33,7 +34,9 @@ INSTALL = "run `make demo` once, and use .venv/bin/python"
 
 def examine(root: Path, environ: Mapping[str, str], stack: str, runs: Path, kv_dir: Path | None) -> dict[str, Check]:
     """Every check by name. Raises UsageError when compose.yaml cannot be read."""
-    machine = Machine(root, environ, runs, kv_dir, read_engines(root / "compose.yaml", environ))
+    profiles = environ.get("COMPOSE_PROFILES", "").split(",")
+    engines = (engine for engine in read_engines(root / "compose.yaml", environ) if is_started(engine, profiles))
+    machine = Machine(root, environ, runs, kv_dir, tuple(engines))
     return {name: _for_stack(_checked(check, machine), stack in needed_by) for name, check, needed_by in CHECKS}
 
 

@@ -34,7 +34,8 @@ class Check:
 
 @dataclass(frozen=True)
 class Machine:
-    """What the checks look at. `root`: the repository. `kv_dir` None: a temporary folder."""
+    """What the checks look at. `root`: the repository. `kv_dir` None: a temporary folder. `engines`: without those
+    of a profile that is not asked for."""
 
     root: Path
     environ: Mapping[str, str]

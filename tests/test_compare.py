@@ -12,13 +12,14 @@ from markdown_it import MarkdownIt
 from rich.console import Console
 
 from harness import phases
-from harness.compare import CellChange, Kind, RunComparison, Setting, StoredRun, compare, stored
+from harness.compare import CellChange, Kind, RunComparison, Setting, compare, stored
 from harness.plan import load_plan, select_cells
-from harness.records import Completion, EngineInfo, OracleKey, OracleKind, OracleRun, Outcome, Status, Versions
+from harness.records import Completion, EngineInfo, OracleKey, OracleKind, OracleRun, Outcome, Report, Status, Versions
 from harness.report.compare_formats import print_comparison, to_html, to_markdown
 from harness.report.compare_view import headline
 from harness.run_matrix import main
 from harness.storage import RunFolder
+from tests.engines import ENGINES
 from tests.simulated_engine import simulated_stack
 from tests.test_report import EVIL, cell_of, observation_of, report_of, verdict_of
 from tests.ways_to_be_wrong import Wrong
@@ -35,13 +36,12 @@ SKIPPED: State = (Status.SKIPPED, Outcome.NOT_RUN)
 UNPROVEN: State = (Status.INCONCLUSIVE, Outcome.UNPROVEN)
 
 
-def run_of(oracles: tuple[OracleRun, ...] = (), text: str = "small", **states: State) -> StoredRun:
+def run_of(oracles: tuple[OracleRun, ...] = (), text: str = "small", **states: State) -> Report:
     """A run with these cells; None: not judged."""
     cells = tuple(map(cell_of, states))
     verdicts = tuple(verdict_of(name, *state, text) for name, state in states.items() if state)
     observations = tuple(observation_of(cell, text) for cell in cells if states[cell.id])
-    report = replace(report_of(), cells=cells, verdicts=verdicts, observations=observations)
-    return StoredRun(report, oracles)
+    return replace(report_of(), cells=cells, verdicts=verdicts, observations=observations, oracles=oracles)
 
 
 def oracle(kind: OracleKind, prompt: str, ttft_s: float) -> OracleRun:
@@ -105,8 +105,8 @@ def test_a_cell_that_vanished_is_told_and_not_worse() -> None:
 
 def test_the_same_id_for_another_cell_is_told() -> None:
     before, after = run_of(a=GREEN), run_of(a=GREEN)
-    other = replace(after.report.cells[0], max_tokens=99, why="other words")
-    after = replace(after, report=replace(after.report, cells=(other,)))
+    other = replace(after.cells[0], max_tokens=99, why="other words")
+    after = replace(after, cells=(other,))
     (change,) = compare(before, after).changes
     assert (change.kind, change.redefined, change.worse) == (Kind.OTHER, ("max_tokens",), False)
 
@@ -114,14 +114,14 @@ def test_the_same_id_for_another_cell_is_told() -> None:
 # Versions and settings.
 
 
-def engines_of(**settings: dict[str, str]) -> StoredRun:
+def engines_of(**settings: dict[str, str]) -> Report:
     run = run_of(a=GREEN)
     versions = Versions("0.32.0", "2.13", "3.11", "m", settings.get("p", {}).get("KV_CONNECTOR", "c"))
     engines = {name: EngineInfo(versions, values, ()) for name, values in settings.items()}
-    return replace(run, report=replace(run.report, info=replace(run.report.info, versions=versions, engines=engines)))
+    return replace(run, info=replace(run.info, versions=versions, engines=engines))
 
 
-def settings_between(before: StoredRun, after: StoredRun) -> tuple[Setting, ...]:
+def settings_between(before: Report, after: Report) -> tuple[Setting, ...]:
     return compare(before, after).settings
 
 
@@ -140,8 +140,8 @@ def test_a_setting_of_one_engine_names_it() -> None:
 
 def test_versions_and_the_stack_are_compared() -> None:
     before = run_of(a=GREEN)
-    info = replace(before.report.info, stack="processes", versions=replace(before.report.info.versions, vllm="0.33"))
-    after = replace(before, report=replace(before.report, info=info))
+    info = replace(before.info, stack="processes", versions=replace(before.info.versions, vllm="0.33"))
+    after = replace(before, info=info)
     assert settings_between(before, after) == (
         Setting("vllm", "0.32.0", "0.33"),
         Setting("stack", "compose", "processes"),
@@ -259,7 +259,7 @@ def test_html_is_one_escaped_file() -> None:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """An honest one, and one whose engines answer garbage after a recovery."""
-    plan = select_cells(load_plan(MATRIX), ("recompute-report-sync-middle", "recompute-none-sync-group"))
+    plan = select_cells(load_plan(MATRIX, ENGINES), ("recompute-report-sync-middle", "recompute-none-sync-group"))
     folders = []
     for wrong in (Wrong.NOTHING, Wrong.GARBAGE_AFTER_RECOVERY):
         place = tmp_path_factory.mktemp(str(wrong))
@@ -273,7 +273,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_exactly_the_cells_that_differ_are_named(runs: tuple[Path, Path]) -> None:
     comparison = compare(*(stored(RunFolder.open(path)) for path in runs))
     assert {change.cell_id: change.kind for change in comparison.changes} == {"recompute-report-sync-middle": "worse"}
-    assert comparison.same_count == len(comparison.after.report.cells) - 1
+    assert comparison.same_count == len(comparison.after.cells) - 1
 
 
 def test_the_exit_code_says_whether_something_got_worse(

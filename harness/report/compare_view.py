@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.compare import PAIRS_MIN, CellChange, Cost, Kind, RunComparison, StoredRun
+from harness.compare import PAIRS_MIN, CellChange, Cost, Kind, RunComparison
+from harness.records import Report
 from harness.report.view import evidence_folder, reason, repeat_command, rows, run_outcome, started_at
 
 
@@ -35,7 +36,7 @@ def sections(comparison: RunComparison) -> tuple[Section, ...]:
 
 def why_worse(comparison: RunComparison) -> tuple[tuple[str, ...], ...]:
     """For each cell that got worse: its id and why, its evidence, and the command that repeats it."""
-    report = comparison.after.report
+    report = comparison.after
     judged = {row.cell.id: row for row in rows(report)}
     found = (judged[change.cell_id] for change in comparison.changes if change.worse and change.cell_id in judged)
     return tuple(
@@ -53,10 +54,9 @@ def _runs(comparison: RunComparison) -> Section:
     return Section("runs", ("", "run", "started", "outcome", "cells"), tuple(_run(name, run) for name, run in runs))
 
 
-def _run(name: str, run: StoredRun) -> tuple[str, ...]:
-    report = run.report
-    judged = f"{len(report.verdicts)} of {len(report.cells)}"
-    return name, report.folder, started_at(report), f"{run_outcome(report)} ({report.exit_code})", judged
+def _run(name: str, run: Report) -> tuple[str, ...]:
+    judged = f"{len(run.verdicts)} of {len(run.cells)}"
+    return name, run.folder, started_at(run), f"{run_outcome(run)} ({run.exit_code})", judged
 
 
 def _cells(comparison: RunComparison) -> Section:

@@ -46,7 +46,7 @@ class ComposeStack(Stack):
         profiles = environ.get("COMPOSE_PROFILES", "").split(",")
         engines = [engine for engine in read_engines(compose_file, environ) if engine.service in services]
         super().__init__(
-            tuple(engine.service for engine in engines if _is_started(engine, profiles)),
+            tuple(engine.service for engine in engines if is_started(engine, profiles)),
             Path(environ.get("KVPROOF_KV_DIR", KV_MOUNT)),
             Path(environ.get("KVPROOF_EVIDENCE_DIR", EVIDENCE_MOUNT)),
         )
@@ -117,7 +117,7 @@ class ComposeStack(Stack):
         return f"its container ended, exit code {container.attrs['State']['ExitCode']}"
 
 
-def _is_started(engine: EngineDefinition, profiles: Sequence[str]) -> bool:
+def is_started(engine: EngineDefinition, profiles: Sequence[str]) -> bool:
     """Whether `docker compose up` with these profiles starts the engine; `*` is every profile."""
     return not engine.profiles or not {"*", *engine.profiles}.isdisjoint(profiles)
 
