@@ -118,7 +118,8 @@ def recompute(cell: Cell, prompt_id: str) -> OracleKey:
 
 def _essential(cell: Cell, prompts: Mapping[str, Prompt], block_size: int) -> Iterator[OracleKey]:
     for request in cell.requests:
-        yield reuse(cell, request.prompt_id)
+        if request.load is not LoadMode.OFF:
+            yield reuse(cell, request.prompt_id)
         if request.role is Role.VICTIM:
             # Its canary may find nothing left and compute everything.
             yield recompute(cell, request.prompt_id)
