@@ -230,7 +230,7 @@ def test_ctrl_c_while_waiting_leaves_nothing(tmp_path: Path) -> None:
 
 def test_inside_compose_there_is_no_lever_without_the_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compose, "DOCKER_SOCKET", tmp_path / "docker.sock")
-    stack = ComposeStack({"KVPROOF_IN_COMPOSE": "1"}, write_compose(tmp_path, {"one": "fine"}))
+    stack = ComposeStack(write_compose(tmp_path, {"one": "fine"}), {"KVPROOF_IN_COMPOSE": "1"}, ("one",))
     with pytest.raises(LeverMissing, match=r"one: .* needs the Docker socket: compose\.process-faults\.yaml gives it"):
         stack.lever("one")
 
