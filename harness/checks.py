@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness import storage_checks
+from harness import process_checks, storage_checks
 from harness.comparison import Comparison, answer_problem, compare, failed_cleanly
 from harness.oracles import (
     BROKEN_KINDS,
@@ -94,7 +94,8 @@ def requests_sent(case: Case) -> Iterator[Finding]:
     sent = Counter(r.planned for r in case.observation.requests if r.planned.role not in AFTERWARDS)
     planned = Counter(request for request in case.cell.requests if request.role not in AFTERWARDS)
     victim_count, canary_count = len(case.records(Role.VICTIM)), len(case.records(Role.CANARY))
-    canary_missing = canary_count == 0 and (case.cell.fault.kind in BROKEN_KINDS or case.cell.storage is not None)
+    is_broken = case.cell.fault.kind in BROKEN_KINDS or case.cell.storage or case.cell.process
+    canary_missing = canary_count == 0 and bool(is_broken)
     ok = sent == planned and victim_count > 0 and not canary_missing
     got = f"{sent.total()} ({(sent & planned).total()} as planned, {victim_count} victims), {canary_count} canaries"
     yield Finding("requests-sent", ok, expected=f"{planned.total()} as planned", got=got)
@@ -119,7 +120,7 @@ def controls_accepted(case: Case) -> Iterator[Finding]:
 def kv_loaded(case: Case) -> Iterator[Finding]:
     """vLLM gave every block of the victim's prompt to a load, and the load brought every block, if it began."""
     for record in case.records(Role.VICTIM):
-        if record.planned.load is not LoadMode.OFF and not case.cell.storage:
+        if record.planned.load is not LoadMode.OFF and not case.cell.storage and not case.cell.process:
             wanted = tuple(range(case.prompt(record).full_block_count))
             planned = case.blocks(record, EventName.PLANNED)[:1]
             loaded = case.blocks(record, EventName.LOADED)[:1]
@@ -243,16 +244,19 @@ def oracles_agree(case: Case) -> Iterator[Finding]:
 
 
 def engine_alive(case: Case) -> Iterator[Finding]:
-    """The engine lived through the cell."""
-    before, after = case.observation.before, case.observation.after
-    ok = after.healthy and after.restart_count == before.restart_count
-    got = f"{after.restart_count - before.restart_count} exits, {'healthy' if after.healthy else 'not healthy'}"
-    yield Finding("engine-alive", ok, expected="0 exits, healthy", got=got)
+    """The engine lived through the cell, or came back once where the cell itself killed it."""
+    before, after, planned = case.observation.before, case.observation.after, process_checks.planned_exits(case)
+    exits = after.restart_count - before.restart_count
+    got = f"{exits} exits, {'healthy' if after.healthy else 'not healthy'}"
+    ok = after.healthy and exits == planned
+    yield Finding("engine-alive", ok, expected=f"{planned} exits, healthy", got=got)
 
 
 def in_time(case: Case) -> Iterator[Finding]:
     """Every request ended before its deadline."""
     for record in case.observation.requests:
+        if process_checks.outlasts_its_client(case, record):
+            continue
         got = f"{record.completion.duration_s:.1f} s"
         expected = f"within {record.planned.deadline_s or case.cell.deadline_s:g} s"
         yield Finding("in-time", not record.completion.timed_out, "", record.tag, expected, got)
@@ -461,6 +465,8 @@ CHECKS: tuple[tuple[Outcome, Check], ...] = (
     (Outcome.UNPROVEN, engine_ready),
     (Outcome.CRASHED, engine_alive),
     (Outcome.HUNG, in_time),
+    (Outcome.CRASHED, process_checks.producer_serves),
+    (Outcome.POISONED, process_checks.published_is_whole),
     (Outcome.NOT_RUN, load_mode),
     (Outcome.UNPROVEN, requests_sent),
     (Outcome.UNPROVEN, controls_accepted),
@@ -472,14 +478,18 @@ CHECKS: tuple[tuple[Outcome, Check], ...] = (
     (Outcome.UNPROVEN, storage_checks.damage_done),
     (Outcome.UNPROVEN, storage_checks.kv_loaded_beside_damage),
     (Outcome.UNPROVEN, storage_checks.reload_brought_everything),
+    (Outcome.UNPROVEN, process_checks.struck_as_planned),
+    (Outcome.UNPROVEN, process_checks.kv_loaded_around),
     (Outcome.UNPROVEN, nothing_else_failed),
     (Outcome.UNPROVEN, oracles_stable),
     (Outcome.UNPROVEN, oracles_loaded),
     (Outcome.UNPROVEN, oracles_agree),
     (Outcome.WRONG_OUTPUT, same_bytes_loaded),
     (Outcome.WRONG_OUTPUT, victim_equals_oracle),
+    (Outcome.WRONG_OUTPUT, process_checks.victim_got_nothing),
     (Outcome.POISONED, canary_equals_oracle),
     (Outcome.POISONED, storage_checks.volume_unchanged),
+    (Outcome.POISONED, process_checks.volume_whole_again),
     (Outcome.COLLATERAL, others_equal_oracle),
     (Outcome.LEAKED, nothing_leaked),
     (Outcome.UNREPORTED, failure_reported),

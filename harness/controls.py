@@ -41,7 +41,7 @@ def undisturbed(cell: Cell, cells: Iterable[Cell]) -> tuple[Cell, ...]:
 
 
 def _breaks(cell: Cell) -> bool:
-    return cell.fault != NO_FAULT or cell.storage is not None
+    return cell.fault != NO_FAULT or cell.storage is not None or cell.process is not None
 
 
 def _without_fault(cell: Cell) -> tuple[PlannedRequest, ...]:

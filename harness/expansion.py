@@ -10,14 +10,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from harness.matrix_checks import fault_keys
-from harness.matrix_file import CellsEntry, FaultEntry, WorkloadEntry
+from harness.matrix_file import AnyKind, CellsEntry, FaultEntry, WorkloadEntry
 from harness.oracles import BROKEN_KINDS
+from harness.process_kinds import ProcessFault, ProcessKind
 from harness.records import Cell, Engine, Moment, Outcome, PlannedRequest, Role
 from harness.storage_kinds import StorageFault, StorageKind
 from services.faults import ALWAYS, BREACH_KINDS, NO_FAULT, BlockSelector, Fault, FaultKind, LoadMode
 
 ROBUSTNESS = "robustness"
 """The group of cells in which the connector breaks its contract on purpose."""
+
+AnyFault = Fault | StorageFault | ProcessFault
 
 Engines = Mapping[str, Engine]
 """By service."""
@@ -49,6 +52,7 @@ def expand(entry: CellsEntry, engines: Engines) -> Iterator[Cell]:
             report=entry.report,
             group=ROBUSTNESS if fault.kind in BREACH_KINDS else "",
             storage=fault if isinstance(fault, StorageFault) else None,
+            process=fault if isinstance(fault, ProcessFault) else None,
             oracle_engine=engine.oracle_engine,
             preempts=workload.preempts,
         )
@@ -64,7 +68,7 @@ class _Shape:
     chat: bool
 
 
-def _faults(entry: FaultEntry) -> Iterator[tuple[Fault | StorageFault, tuple[str, ...]]]:
+def _faults(entry: FaultEntry) -> Iterator[tuple[AnyFault, tuple[str, ...]]]:
     """Every fault of an entry, with the words that tell it from others of its kind in a cell id."""
     for kind in entry.kind:
         used = fault_keys(kind)
@@ -74,12 +78,19 @@ def _faults(entry: FaultEntry) -> Iterator[tuple[Fault | StorageFault, tuple[str
             (entry.delay_s if "delay_s" in used else None) or (None,),
         )
         for blocks, times, delay_s in itertools.product(*axes):
-            fault = _fault(kind, NO_FAULT.blocks if blocks is None else blocks, times or NO_FAULT.times, delay_s or 0.0)
+            fault = _fault(kind, blocks, times or NO_FAULT.times, delay_s or 0.0)
             yield fault, _fault_words(blocks, times, delay_s if len(axes[-1]) > 1 else None)
 
 
-def _fault(kind: FaultKind | StorageKind, blocks: BlockSelector, times: int, delay_s: float) -> Fault | StorageFault:
-    return StorageFault(kind, blocks) if isinstance(kind, StorageKind) else Fault(kind, blocks, times, delay_s)
+def _fault(kind: AnyKind, blocks: BlockSelector | None, times: int, delay_s: float) -> AnyFault:
+    """`blocks` None: what is usual for the kind."""
+    match kind:
+        case ProcessKind():
+            return ProcessFault(kind, blocks) if blocks is not None else ProcessFault(kind)
+        case StorageKind():
+            return StorageFault(kind, blocks) if blocks is not None else StorageFault(kind)
+        case _:
+            return Fault(kind, NO_FAULT.blocks if blocks is None else blocks, times, delay_s)
 
 
 def _fault_words(blocks: BlockSelector | None, times: int | None, delay_s: float | None) -> tuple[str, ...]:
@@ -94,9 +105,7 @@ def _fault_words(blocks: BlockSelector | None, times: int | None, delay_s: float
     return tuple(words)
 
 
-def _cell_id(
-    entry: CellsEntry, engine: Engine, shape: _Shape, fault: Fault | StorageFault, words: Iterable[str]
-) -> str:
+def _cell_id(entry: CellsEntry, engine: Engine, shape: _Shape, fault: AnyFault, words: Iterable[str]) -> str:
     """`policy-kind-load`, then only what tells the cell from its neighbours."""
     workload = entry.workload
     return "-".join(
@@ -115,9 +124,9 @@ def _cell_id(
     )
 
 
-def _requests(workload: WorkloadEntry, shape: _Shape, fault: Fault | StorageFault) -> tuple[PlannedRequest, ...]:
-    """In the order in which they are sent. A fault in storage is no request's; requests ahead load nothing, so that
-    they are sure to run."""
+def _requests(workload: WorkloadEntry, shape: _Shape, fault: AnyFault) -> tuple[PlannedRequest, ...]:
+    """In the order in which they are sent. A fault in storage, or of a process, is no request's; requests ahead
+    load nothing, so that they are sure to run."""
     own = fault if isinstance(fault, Fault) else NO_FAULT
     given_up = Moment(workload.gives_up) if workload.gives_up else None
     # Only of a stream the client has something in hand that it can close.
@@ -142,9 +151,11 @@ def _requests(workload: WorkloadEntry, shape: _Shape, fault: Fault | StorageFaul
     return tuple(replace(request, chat=shape.chat) for request in planned)
 
 
-def _expected(fault: Fault | StorageFault, policy: str) -> Outcome:
+def _expected(fault: AnyFault, policy: str) -> Outcome:
     """What vLLM promises, also where a connector breaks its contract: a load that is broken is repaired or fails, as
     the policy says, and one that is right is used, whatever else is reported."""
+    if isinstance(fault, ProcessFault):
+        return Outcome.LOADED if fault.is_of_prefill else Outcome.FAILED_CLEANLY
     if isinstance(fault, StorageFault):
         return Outcome.LOADED if fault.is_miss else _repaired(policy)
     if fault.kind is FaultKind.SILENT:
@@ -156,6 +167,6 @@ def _repaired(policy: str) -> Outcome:
     return Outcome.FAILED_CLEANLY if policy == "fail" else Outcome.RECOVERED
 
 
-def _is_control(entry: CellsEntry, kind: FaultKind | StorageKind) -> bool:
+def _is_control(entry: CellsEntry, kind: AnyKind) -> bool:
     """By default a lone victim without a fault, or with a silent one, is a control."""
     return entry.workload.kind == "single" and kind in (FaultKind.NONE, FaultKind.SILENT)

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from harness import storage_checks
+from harness import process_checks, storage_checks
 from harness.checks import CHECKS, FAIL_POLICY, Case, comparison
 from harness.comparison import UNKNOWN_DTYPE, failed_cleanly, noise_band
 from harness.controls import controls_of, load_modes, undisturbed
@@ -119,6 +119,8 @@ def _not_run(cell: Cell, status: Status, finding: Finding) -> Verdict:
 
 def _green(case: Case) -> Outcome:
     """The outcome of a cell in which no check is broken."""
+    if case.cell.process:
+        return process_checks.green(case.cell.process)
     if case.cell.fault.kind is FaultKind.SILENT:
         return Outcome.CAUGHT
     broken = [record for record in case.records(Role.VICTIM) if _is_broken(case, record)]
@@ -153,7 +155,7 @@ def _evidence(case: Case) -> Evidence:
         return sum(len(blocks) for record in case.records(Role.VICTIM) for blocks in case.blocks(record, name))
 
     fired = sum(len(case.blocks(record, EventName.FAULT_FIRED)) for record in case.records(Role.VICTIM))
-    fired += storage_checks.fired_count(case)
+    fired += storage_checks.fired_count(case) + process_checks.fired_count(case)
     return Evidence(count(EventName.LOADED), count(EventName.FAILED), count(EventName.REPORTED), fired)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from harness.matrix_file import (
     WORD_PATTERN,
     WORD_RULE,
+    AnyKind,
     CellsEntry,
     FaultEntry,
     Location,
@@ -16,14 +17,15 @@ from harness.matrix_file import (
     WorkloadEntry,
     choose,
 )
+from harness.process_kinds import OF_PREFILL, ProcessKind
 from harness.records import BASELINE, PromptSpec
 from harness.storage_kinds import StorageKind
 from services.faults import ASYNC_KINDS, SYNC_KINDS, WHOLE_LOAD_KINDS, FaultKind
 
 
-def fault_keys(kind: FaultKind | StorageKind) -> tuple[str, ...]:
+def fault_keys(kind: AnyKind) -> tuple[str, ...]:
     """The keys of `fault` that mean something for a kind."""
-    if isinstance(kind, StorageKind):
+    if isinstance(kind, StorageKind | ProcessKind):
         return ("blocks",)
     match kind:
         case FaultKind.NONE:
@@ -54,6 +56,7 @@ def entry_problems(
 ) -> Iterator[Problem]:
     """What is wrong in one entry of `cells`, which is at location `at`."""
     yield from _fault_problems(entry.fault, (*at, "fault"))
+    yield from _process_problems(entry, at)
     yield from _mode_problems(entry, at)
     yield from _shape_problems(entry.workload, (*at, "workload"))
     yield from _reference_problems(entry.workload, (*at, "workload"), prompt_ids)
@@ -100,6 +103,25 @@ def _fault_problems(fault: FaultEntry, at: Location) -> Iterator[Problem]:
         yield Problem(f"{key} means nothing for kind {', '.join(fault.kind)}", (*at, key), f"it belongs to {kinds}")
     if FaultKind.DELAY in fault.kind and "delay_s" not in fault.model_fields_set:
         yield Problem("delay_s is missing", (*at, "delay_s"), "seconds, for kind delay")
+
+
+def _process_problems(entry: CellsEntry, at: Location) -> Iterator[Problem]:
+    """A process is struck at one block, and what it drags along is not judged."""
+    kinds = [kind for kind in entry.fault.kind if isinstance(kind, ProcessKind)]
+    if not kinds:
+        return
+    for blocks in entry.fault.blocks or ():
+        if blocks == "all" or (isinstance(blocks, tuple) and len(blocks) != 1):
+            hint = "first, middle, last or a block index counted from 0"
+            yield Problem(f"a process is struck at one block, not at {blocks!r}", (*at, "fault", "blocks"), hint)
+    workload = entry.workload
+    beside = workload.fellows + workload.ahead + workload.sharers + workload.late + workload.then
+    if beside or workload.gives_up or workload.kind not in ("single", "group"):
+        hint = "use kind single, or kind group with bystanders: what others find is up to chance"
+        yield Problem("only bystanders beside a process that is struck", (*at, "workload"), hint)
+    if workload.bystanders and not OF_PREFILL.issuperset(kinds):
+        hint = "valid where the producer is struck"
+        yield Problem("bystanders would be struck with their engine", (*at, "workload", "bystanders"), hint)
 
 
 def _mode_problems(entry: CellsEntry, at: Location) -> Iterator[Problem]:

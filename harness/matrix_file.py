@@ -18,6 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidat
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from harness.errors import UsageError
+from harness.process_kinds import ProcessKind
 from harness.storage_kinds import StorageKind
 from services.faults import ALWAYS, SELECTOR_NAMES, BlockSelector, FaultKind
 
@@ -34,7 +35,9 @@ RULES = {
 }
 """What the pattern of a field means."""
 
-KINDS: Mapping[str, FaultKind | StorageKind] = {kind.value: kind for kind in (*FaultKind, *StorageKind)}
+AnyKind = FaultKind | StorageKind | ProcessKind
+
+KINDS: Mapping[str, AnyKind] = {kind.value: kind for kind in (*FaultKind, *StorageKind, *ProcessKind)}
 """Every kind of fault; the kind tells at which layer it strikes."""
 
 Item = TypeVar("Item")
@@ -55,7 +58,7 @@ def _as_selector(value: object) -> BlockSelector:
     raise PydanticCustomError("choice", "{value} names no blocks", {"value": repr(value), "choices": choices})
 
 
-def _as_kind(value: object) -> FaultKind | StorageKind:
+def _as_kind(value: object) -> AnyKind:
     if isinstance(value, str) and value in KINDS:
         return KINDS[value]
     raise PydanticCustomError("enum", "unknown kind", {"expected": ", ".join(KINDS)})
@@ -81,7 +84,7 @@ Names = Annotated[tuple[str, ...], BeforeValidator(_as_tuple)]
 
 Blocks = Annotated[BlockSelector, BeforeValidator(_as_selector)]
 Times = Annotated[int, BeforeValidator(_as_times), Field(ge=1)]
-Kind = Annotated[FaultKind | StorageKind, PlainValidator(_as_kind)]
+Kind = Annotated[AnyKind, PlainValidator(_as_kind)]
 EngineName = Annotated[str, PlainValidator(_as_engine)]
 Word = Annotated[str, Field(pattern=WORD_PATTERN)]
 
@@ -132,7 +135,8 @@ class PromptEntry(Entry):
 
 
 class FaultEntry(Entry):
-    """As services.faults.Fault or storage_kinds.StorageFault, with lists as axes; None: not given."""
+    """As services.faults.Fault, storage_kinds.StorageFault or process_kinds.ProcessFault, with lists as axes; None: not
+    given."""
 
     kind: Axis[Kind] = (FaultKind.NONE,)
     blocks: Axis[Blocks] | None = None

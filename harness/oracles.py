@@ -55,8 +55,8 @@ def acceptable(
     """The oracles of which the request must equal one, the likeliest first.
 
     Two exceptions: the victim of a silent fault must equal none of them, and an empty tuple means that nothing can
-    be asked of the request, because it runs on KV that is wrong by design. Where a request loads its KV a second
-    time, only the journal knows; the judge looks there.
+    be asked of the request, because it runs on KV that is wrong by design, or its engine is struck. Where a request
+    loads its KV a second time, only the journal knows; the judge looks there.
     """
     keys = _by_path(cell, request, prompts, block_size)
     spare = (recompute(cell, request.prompt_id),) if keys and request.role is Role.SHARER else ()
@@ -69,7 +69,10 @@ def victim_of(cell: Cell) -> PlannedRequest:
 
 
 def first_bad_block(cell: Cell, prompt: Prompt) -> int | None:
-    """The first block that the cell's fault spoils, of `prompt` loaded whole; None where it spoils none."""
+    """The first block that the cell's fault spoils, of `prompt` loaded whole; None where it spoils none. Of a save that
+    was interrupted it is the first that is not there."""
+    if cell.process:
+        return min(cell.process.chosen(prompt.full_block_count), default=None) if cell.process.is_of_prefill else None
     if cell.storage:
         return min(select(cell.storage.blocks, prompt.full_block_count), default=None)
     return _first_bad_block(cell.fault, prompt)
@@ -153,8 +156,10 @@ def _by_path(
 def _for_victim(cell: Cell, request: PlannedRequest, prompts: Mapping[str, Prompt]) -> tuple[OracleKey, ...]:
     if request.fault.kind is FaultKind.SILENT:
         return reuse(cell, request.prompt_id), recompute(cell, request.prompt_id)
+    if cell.process and not cell.process.is_of_prefill:
+        return ()
     prompt = prompts[request.prompt_id]
-    bad = first_bad_block(cell, prompt) if cell.storage else _first_bad_block(request.fault, prompt)
+    bad = first_bad_block(cell, prompt) if cell.storage or cell.process else _first_bad_block(request.fault, prompt)
     return (_untouched(cell, request) if bad is None else _good_until(cell, request, bad),)
 
 

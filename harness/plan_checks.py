@@ -22,7 +22,7 @@ def check_blocks(cells: Iterable[Cell], prompts: Mapping[str, Prompt]) -> None:
 def _problems(cell: Cell, prompts: Mapping[str, Prompt]) -> Iterator[str]:
     for request in cell.requests:
         if request.role is Role.VICTIM:
-            blocks = cell.storage.blocks if cell.storage else request.fault.blocks
+            blocks = (cell.storage or cell.process or request.fault).blocks
             prompt = prompts[request.prompt_id]
             beyond = _beyond(blocks, prompt.full_block_count)
             if beyond:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from harness.process_kinds import ProcessFault
 from harness.storage_kinds import StorageFault
 from services.faults import NO_FAULT, Fault, LoadMode
 from services.journal import Event
@@ -27,7 +28,8 @@ class Outcome(StrEnum):
     RECOVERED = "recovered"
     """The failure was reported and every completion equals its oracle."""
     FAILED_CLEANLY = "failed-cleanly"
-    """The failure was reported and the affected requests got an error and no text."""
+    """The failure was reported and the affected requests got an error and no text. Where the engine itself was killed
+    or paused: no answer at all, and everything was right afterwards."""
     CAUGHT = "caught"
     """Silent control: the comparison saw the wrong KV."""
 
@@ -78,7 +80,8 @@ class Role(StrEnum):
     CANARY = "canary"
     """The victim's prompt again, after the fault, without a fault and without clearing the prefix cache."""
     RELOAD = "reload"
-    """After a fault in storage: the same prompt once more, with the files put back and the prefix cache cleared."""
+    """After a fault in storage or of a process: the same prompt once more, with the files put back (or saved again) and
+    the prefix cache cleared."""
 
 
 class OracleKind(StrEnum):
@@ -167,8 +170,8 @@ class Cell:
     """One experiment. `engine` is a service name; `policy` its kv_load_failure_policy; its oracles are measured on
     `oracle_engine`. `requests` are in the order in which they are sent. `preempts`: the victim has to be preempted
     while it is repaired, or the cell proves nothing. `control`: this cell shows that the test itself works. `group`:
-    reports keep these cells apart; empty for most. `storage`: what is done to the files of the victim's blocks; then
-    no request has a fault of its own."""
+    reports keep these cells apart; empty for most. `storage`: what is done to the files of the victim's blocks,
+    `process`: which process is struck; then no request has a fault of its own."""
 
     id: str
     engine: str
@@ -185,6 +188,7 @@ class Cell:
     group: str = ""
     oracle_engine: str = BASELINE
     preempts: bool = False
+    process: ProcessFault | None = None
 
     @property
     def fault(self) -> Fault:
@@ -278,8 +282,8 @@ class RequestRecord:
 
 @dataclass(frozen=True)
 class Damage:
-    """One file that was damaged: the victim's logical block it belongs to, its name on the volume, and what lay there
-    before, during and after the fault, in words."""
+    """One file that was damaged (or, with a fault of a process, watched): the victim's logical block it belongs to, its
+    name on the volume, and what lay there before, during and after the fault, in words."""
 
     block: int
     file: str
@@ -298,7 +302,8 @@ class VolumeFile:
 
 @dataclass(frozen=True)
 class VolumeRecord:
-    """What a fault in storage did, and everything on the volume before it and after the cell."""
+    """What a fault in storage did, and everything on the volume before it and after the cell. With a fault of a process
+    only the files of the victim's blocks: others may be busy with the rest."""
 
     damages: tuple[Damage, ...] = ()
     before: tuple[VolumeFile, ...] = ()
@@ -306,12 +311,21 @@ class VolumeRecord:
 
 
 @dataclass(frozen=True)
+class ProcessRecord:
+    """What a fault of a process did. `events`: the producer's journal while the cell ran, where the producer is struck.
+    `saves`: its answers to the save that was disturbed and, where it was killed, to the one after that."""
+
+    events: tuple[Event, ...] = ()
+    saves: tuple[Completion, ...] = ()
+
+
+@dataclass(frozen=True)
 class Observation:
     """Everything recorded for one cell, saved before anyone judges it. `events`: the engine's journal while
     the cell ran. `after`: the engine once its queues were empty, or when waiting for that was given up (`settled`
-    False; also where it would not empty its prefix cache at the end). `error`: the harness could not run it, and why.
-    `skipped`: the stack lacks what the cell needs, and what that is. `volume`: empty in a cell without a fault in
-    storage."""
+    False; also where it would not empty its prefix cache at the end). `error`: the harness could not run the cell, and
+    why. `skipped`: the stack lacks what the cell needs, and what that is. `volume`: empty in a cell without a fault in
+    storage or of a process, `process` in one without the latter."""
 
     cell_id: str
     requests: tuple[RequestRecord, ...]
@@ -325,6 +339,7 @@ class Observation:
     error: str = ""
     skipped: str = ""
     volume: VolumeRecord = VolumeRecord()
+    process: ProcessRecord = ProcessRecord()
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from pathlib import Path
+from functools import cached_property
 
 from harness.client import EngineClient
 from harness.completions import Departure
 from harness.errors import BlocksHeld, HarnessError, LeverMissing, StackError
 from harness.journals import read_journal
 from harness.oracles import oracle_block_count, oracle_name, victim_of
+from harness.process_faults import ProcessFaults, Strike, hold_for
 from harness.records import (
     Cell,
     Completion,
@@ -36,8 +37,9 @@ from harness.records import (
 from harness.sending import Cues, send_all, wait_until
 from harness.stack import Stack
 from harness.storage_faults import Volume, saved_keys
+from harness.tail import Tail
 from services.faults import FaultKind, LoadControl, LoadMode
-from services.journal import ENGINE_LOG_NAME, Event, EventName, journal_path
+from services.journal import ENGINE_LOG_NAME, EventName, journal_path
 
 PREFILL = "prefill"
 
@@ -48,7 +50,6 @@ KILL_DEADLINE_S = 20.0
 SETTLE_DEADLINE_S = 10.0
 """How long an engine may hold blocks or queues after its last answer."""
 SETTLE_POLL_S = 0.02
-LOG_BYTES_MAX = 64 * 1024
 
 GONE = EngineState(healthy=False, running_count=0, waiting_count=0, cache_usage=0.0, restart_count=0)
 
@@ -63,6 +64,7 @@ class Runner:
         self._prompts = prompts
         self._progress = progress
         self._turns = _Turns()
+        self._processes = ProcessFaults(stack, PREFILL, progress)
         self._volume: Volume | None = None
         self._unsettled: set[str] = set()
 
@@ -72,7 +74,7 @@ class Runner:
 
     def prefill(self, prompt: Prompt) -> None:
         """Have the producer compute and save a prompt's KV. Raises StackError when it cannot."""
-        journal = _Tail(journal_path(self._stack.evidence_dir, PREFILL))
+        journal = Tail(journal_path(self._stack.evidence_dir, PREFILL))
         completion = self._complete(PREFILL, prompt, LoadControl(tag=_prefill_tag(prompt.id)), max_tokens=1)
         unsaved = [event.reason for event in journal.events() if event.name is EventName.SAVE_FAILED]
         if unsaved:
@@ -91,7 +93,7 @@ class Runner:
         """Measure one oracle on its engine, with an empty prefix cache."""
         prompt = self._prompts[key.prompt_id]
         self._reset(key.engine)
-        journal = _Tail(journal_path(self._stack.evidence_dir, key.engine))
+        journal = Tail(journal_path(self._stack.evidence_dir, key.engine))
         count = oracle_block_count(key, prompt)
         control = LoadControl(
             tag=f"oracle.{key.prompt_id}.{oracle_name(key)}.{run_index}",
@@ -104,7 +106,7 @@ class Runner:
     def run(self, cell: Cell) -> Observation:
         """Run a cell. An engine that cannot be brought to a clean start gives an Observation with `error`, a stack that
         lacks what the cell needs one with `skipped`. Nothing else runs beside a cell that damages files."""
-        with self._turns.take(alone=cell.storage is not None):
+        with self._turns.take(alone=cell.storage is not None), self._processes.turn(cell):
             started_at_s, began_s = time.time(), time.monotonic()
             try:
                 return self._observe(cell, started_at_s, began_s)
@@ -119,18 +121,20 @@ class Runner:
         before = self._prepare(cell)
         volume = self._volume_for(cell)
         listing = volume.listing() if volume else ()
-        journal = _Tail(journal_path(self._stack.evidence_dir, cell.engine))
-        log = _Tail(self._stack.evidence_dir / cell.engine / ENGINE_LOG_NAME)
+        journal = Tail(journal_path(self._stack.evidence_dir, cell.engine))
+        log = Tail(self._stack.evidence_dir / cell.engine / ENGINE_LOG_NAME)
         with self._damaged(cell, volume) as damages:
-            records = self._send_all(cell, journal, began_s)
+            with self._struck(cell) as strike:
+                records = self._send_all(cell, journal, began_s)
+            since = self._since(cell, before)
             for planned in _after_requests(cell):
-                self._settle(cell, before)
+                self._settle(cell, since)
                 records += (self._send(cell, planned, len(records), began_s),)
-            settled = self._settle(cell, before)
-        if volume and self._state(cell.engine).healthy:
+            settled = self._settle(cell, since)
+        if (volume or cell.process) and self._state(cell.engine).healthy:
             reloads = self._reload(cell, len(records), began_s)
             records += reloads
-            settled = reloads != () and self._settle(cell, before)
+            settled = reloads != () and self._settle(cell, since)
         if not settled:
             self._unsettled.add(cell.engine)
         return Observation(
@@ -143,7 +147,8 @@ class Runner:
             log_lines=log.lines(),
             started_at_s=started_at_s,
             duration_s=time.monotonic() - began_s,
-            volume=VolumeRecord(volume.seen_again(damages), listing, volume.listing()) if volume else VolumeRecord(),
+            volume=VolumeRecord(volume.seen_again(damages), listing, volume.listing()) if volume else strike.volume(),
+            process=strike.record(),
         )
 
     def _volume_for(self, cell: Cell) -> Volume | None:
@@ -153,10 +158,26 @@ class Runner:
         if self._volume is None:
             if self._stack.kv_dir is None:
                 raise LeverMissing("files on the KV volume cannot be reached from here; give the folder with --kv-dir")
-            events, _ = read_journal(journal_path(self._stack.evidence_dir, PREFILL))
-            keys = {prompt_id: saved_keys(events, _prefill_tag(prompt_id)) for prompt_id in self._prompts}
-            self._volume = Volume(self._stack.kv_dir, keys)
+            self._volume = Volume(self._stack.kv_dir, self._keys)
         return self._volume
+
+    @cached_property
+    def _keys(self) -> Mapping[str, tuple[str, ...]]:
+        """By prompt, the store's keys of its blocks, as far as the producer's journal has them."""
+        events, _ = read_journal(journal_path(self._stack.evidence_dir, PREFILL))
+        return {prompt_id: saved_keys(events, _prefill_tag(prompt_id)) for prompt_id in self._prompts}
+
+    def _struck(self, cell: Cell) -> AbstractContextManager[Strike]:
+        if cell.process is None:
+            return nullcontext(Strike())
+        victim = victim_of(cell).prompt_id
+        return self._processes.struck(cell, self._prompts[victim], self._keys[victim])
+
+    def _since(self, cell: Cell, before: EngineState) -> EngineState:
+        """What the engine's rest is measured by: one that was struck on purpose has begun anew."""
+        if cell.process is None:
+            return before
+        return replace(before, restart_count=self._stack.restart_count(cell.engine))
 
     def _damaged(self, cell: Cell, volume: Volume | None) -> AbstractContextManager[tuple[Damage, ...]]:
         if volume is None or cell.storage is None:
@@ -202,7 +223,7 @@ class Runner:
         except HarnessError as error:
             raise StackError(self._stack.report(service, str(error))) from None
 
-    def _send_all(self, cell: Cell, journal: _Tail, began_s: float) -> tuple[RequestRecord, ...]:
+    def _send_all(self, cell: Cell, journal: Tail, began_s: float) -> tuple[RequestRecord, ...]:
         def send(planned: PlannedRequest, index: int, departure: Departure) -> RequestRecord:
             return self._send(cell, planned, index, began_s, departure)
 
@@ -211,11 +232,11 @@ class Runner:
     def _send(
         self, cell: Cell, planned: PlannedRequest, index: int, began_s: float, departure: Departure | None = None
     ) -> RequestRecord:
-        tag = f"{cell.id}.{index}.{planned.role}"
+        tag, prompt = f"{cell.id}.{index}.{planned.role}", self._prompts[planned.prompt_id]
         sent_s = time.monotonic() - began_s
         completion = self._stack.client(cell.engine).complete(
-            self._prompts[planned.prompt_id],
-            LoadControl(tag=tag, load=planned.load, fault=planned.fault),
+            prompt,
+            LoadControl(tag=tag, load=planned.load, fault=planned.fault, hold=hold_for(cell, planned, prompt)),
             max_tokens=cell.max_tokens,
             stream=planned.stream,
             deadline_s=planned.deadline_s or cell.deadline_s,
@@ -286,29 +307,6 @@ class _Turns:
 
     def _must_wait(self) -> bool:
         return self._is_alone or self._wanting_to_be_alone > 0
-
-
-class _Tail:
-    """What is appended to a file from now on."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset_bytes = path.stat().st_size if path.exists() else 0
-
-    def events(self) -> tuple[Event, ...]:
-        """Of a journal."""
-        return read_journal(self._path, self._offset_bytes)[0]
-
-    def has(self, name: EventName) -> bool:
-        return any(event.name is name for event in self.events())
-
-    def lines(self) -> tuple[str, ...]:
-        """Of a log: the last LOG_BYTES_MAX bytes."""
-        if not self._path.exists():
-            return ()
-        with self._path.open("rb") as file:
-            file.seek(max(self._offset_bytes, self._path.stat().st_size - LOG_BYTES_MAX))
-            return tuple(file.read().decode(errors="replace").splitlines())
 
 
 def _prefill_tag(prompt_id: str) -> str:

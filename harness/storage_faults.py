@@ -54,14 +54,14 @@ class Volume:
     def __init__(self, kv_dir: Path, keys: Mapping[str, Sequence[str]]) -> None:
         """Puts back what a run that was killed left aside. Raises HarnessError when the folder cannot be used."""
         self._root, self._keys = kv_dir, keys
-        with _told(kv_dir):
+        with told(kv_dir):
             self._store = BlockStore(kv_dir)
             for aside in kv_dir.rglob(f"*{ASIDE_SUFFIX}"):
                 _put_back(aside, aside.with_name(aside.name.removesuffix(ASIDE_SUFFIX)))
 
     def listing(self) -> tuple[VolumeFile, ...]:
         """Everything on the volume except directories that only hold files, by name."""
-        with _told(self._root):
+        with told(self._root):
             paths = (Path(at, name) for at, folders, names in os.walk(self._root) for name in (*folders, *names))
             found = ((str(path.relative_to(self._root)), path.lstat()) for path in paths)
             return tuple(sorted((VolumeFile(*_entry(name, status)) for name, status in found), key=lambda f: f.name))
@@ -100,7 +100,7 @@ class Volume:
         return path_of(key, SHARD)
 
     def _describe(self, place: Path) -> str:
-        with _told(place):
+        with told(place):
             return describe(place)
 
     def _check(self, kind: StorageKind, places: Iterable[Path]) -> None:
@@ -231,7 +231,7 @@ def _damage(kind: StorageKind, place: Path, sound: Path, donor: Path) -> None:
 
 
 @contextmanager
-def _told(root: Path) -> Iterator[None]:
+def told(root: Path) -> Iterator[None]:
     """What the system refuses is said to the user, with the path."""
     try:
         yield
@@ -247,14 +247,14 @@ def _told(root: Path) -> Iterator[None]:
 def _replaced(kind: StorageKind, place: Path, donor: Path) -> Iterator[None]:
     """Damage in the place of a file; the file is put back whatever happens."""
     aside = _aside(place)
-    with _told(place):
+    with told(place):
         os.rename(place, aside)
     try:
-        with _told(place):
+        with told(place):
             _damage(kind, place, aside, _aside(donor) if _aside(donor).exists() else donor)
         yield
     finally:
-        with _told(place):
+        with told(place):
             _put_back(aside, place)
 
 

@@ -131,6 +131,7 @@ def inner_connector(chosen: Settings) -> dict[str, object]:
                 "service": chosen.service,
                 "read_deadline_s": chosen.read_deadline_s,
                 "verify_checksum": chosen.verify_checksum,
+                "allow_faults": chosen.faults,
             },
         }
     if chosen.connector == "example":

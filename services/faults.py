@@ -23,6 +23,9 @@ ALL_BLOCKS = sys.maxsize
 PARAMS_KEY = "kvproof"
 """The key in `kv_transfer_params` under which a control travels."""
 
+HOLD_S_MAX = 60.0
+"""Longest `Hold.wait_s`: whatever becomes of the harness, an engine that it stopped goes on."""
+
 SELECTOR_NAMES = ("first", "middle", "last", "all")
 
 BlockSelector = str | tuple[int, ...]
@@ -95,6 +98,17 @@ SYNC_KINDS = frozenset({FaultKind.FINISH_SYNC})
 """Kinds that only a sync load can have."""
 
 
+class HoldPoint(StrEnum):
+    """Where kvproof's own connector stops and waits, in the middle of moving one block."""
+
+    PAYLOAD = "payload"
+    """Half of the block's payload is written; the block has neither a place nor an index entry."""
+    INDEX = "index"
+    """The payload is whole, durable and in its place; its index entry does not exist."""
+    LOAD = "load"
+    """The blocks before it are in the KV cache; it has been read, and is not."""
+
+
 class ControlError(ValueError):
     """A `kv_transfer_params["kvproof"]` value that is not a control; the text says which field and why."""
 
@@ -113,17 +127,28 @@ NO_FAULT = Fault()
 
 
 @dataclass(frozen=True)
+class Hold:
+    """A stop in the middle of a save or load, at `point` of logical block `block`: the connector journals it and goes
+    on after `wait_s` seconds, unless its process is killed meanwhile. Time counts on while the process is paused."""
+
+    block: int
+    point: HoldPoint
+    wait_s: float
+
+
+@dataclass(frozen=True)
 class LoadControl:
     """What one request asks of the connector.
 
     `tag` names the request in journals (the harness's own id). `offer_blocks` caps the number of leading
-    prompt blocks that may come from the store.
+    prompt blocks that may come from the store. `hold` is for faults of the process; None: no stop.
     """
 
     tag: str = ""
     load: LoadMode = LoadMode.SYNC
     offer_blocks: int = ALL_BLOCKS
     fault: Fault = NO_FAULT
+    hold: Hold | None = None
 
 
 DEFAULT_CONTROL = LoadControl()
@@ -210,6 +235,7 @@ def to_params(control: LoadControl) -> dict[str, object]:
                 "times": "always" if fault.times == ALWAYS else fault.times,
                 "delay_s": fault.delay_s,
             },
+            **({"hold": _hold_to_json(control.hold)} if control.hold else {}),
         }
     }
 
@@ -222,13 +248,18 @@ def parse_control(params: Mapping[str, object] | None) -> LoadControl:
     raw = (params or {}).get(PARAMS_KEY)
     if raw is None:
         return DEFAULT_CONTROL
-    fields = _fields(raw, "kvproof", {"tag", "load", "offer_blocks", "fault"})
+    fields = _fields(raw, "kvproof", {"tag", "load", "offer_blocks", "fault", "hold"})
     return LoadControl(
         tag=_tag(fields.get("tag", "")),
         load=_choice(LoadMode, fields.get("load", LoadMode.SYNC), "load"),
         offer_blocks=_count(fields.get("offer_blocks", "all"), "all", ALL_BLOCKS, "offer_blocks"),
         fault=_fault(fields.get("fault", {})),
+        hold=_hold(fields["hold"]) if "hold" in fields else None,
     )
+
+
+def _hold_to_json(hold: Hold) -> dict[str, object]:
+    return {"block": hold.block, "point": hold.point.value, "wait_s": hold.wait_s}
 
 
 def _fault(raw: object) -> Fault:
@@ -238,6 +269,18 @@ def _fault(raw: object) -> Fault:
         blocks=_selector(fields.get("blocks", "all")),
         times=_count(fields.get("times", 1), "always", ALWAYS, "fault.times"),
         delay_s=_seconds(fields.get("delay_s", 0.0), "fault.delay_s"),
+    )
+
+
+def _hold(raw: object) -> Hold:
+    fields = _fields(raw, "hold", {"block", "point", "wait_s"})
+    missing = sorted({"block", "point", "wait_s"} - set(fields))
+    if missing:
+        raise ControlError(f"hold: {', '.join(missing)} missing")
+    return Hold(
+        block=_index(fields["block"], "hold.block"),
+        point=_choice(HoldPoint, fields["point"], "hold.point"),
+        wait_s=_wait(fields["wait_s"]),
     )
 
 
@@ -269,6 +312,19 @@ def _count(raw: object, word: str, meaning: int, path: str) -> int:
     if isinstance(raw, int) and not isinstance(raw, bool) and raw >= 0:
         return raw
     raise ControlError(f"{path}: {raw!r} is neither a whole number >= 0 nor {word!r}")
+
+
+def _index(raw: object, path: str) -> int:
+    if isinstance(raw, int) and not isinstance(raw, bool) and raw >= 0:
+        return raw
+    raise ControlError(f"{path}: {raw!r} is not a whole number >= 0")
+
+
+def _wait(raw: object) -> float:
+    wait_s = _seconds(raw, "hold.wait_s")
+    if wait_s > HOLD_S_MAX:
+        raise ControlError(f"hold.wait_s: {raw!r} is more than {HOLD_S_MAX:g} seconds")
+    return wait_s
 
 
 def _seconds(raw: object, path: str) -> float:

@@ -31,6 +31,9 @@ class EventName(StrEnum):
     one per block, in the same order."""
     SAVE_FAILED = "save_failed"
     """[shared volume, worker side] `blocks` could not be written; `reason` says why."""
+    HELD = "held"
+    """[shared volume, worker side] the request asked for a stop at the one block in `blocks`; `reason` is a
+    faults.HoldPoint, `duration_s` how long the stop lasts at most. What comes next, comes after the stop."""
     READ_FAILED = "read_failed"
     """[shared volume, worker side] `blocks` could not be read; `reason` is a store.FailureReason."""
 
@@ -53,8 +56,8 @@ class EventName(StrEnum):
     FINISHED = "finished"
     """[fault injecting, worker side] an async load was reported to vLLM as finished."""
     REJECTED = "rejected"
-    """[fault injecting, scheduler side] the request's control was malformed or faults are not allowed here;
-    `reason` says why; it is then loaded as if it had no control."""
+    """[fault injecting or shared volume, scheduler side] the request's control was malformed or faults are not allowed
+    here; `reason` says why; it is then loaded and saved as if it had no control."""
     RELEASED = "released"
     """[fault injecting, scheduler side] vLLM finished the request, however it ended."""
 
@@ -64,6 +67,10 @@ class EventName(StrEnum):
     """[supervisor] /health answered 200."""
     ENGINE_EXITED = "engine_exited"
     """[supervisor] the vLLM process ended; `reason` is the exit code or signal in words."""
+    ENGINE_PAUSED = "engine_paused"
+    """[supervisor] the vLLM process and everything below it was stopped (SIGSTOP)."""
+    ENGINE_RESUMED = "engine_resumed"
+    """[supervisor] it goes on (SIGCONT)."""
 
 
 class JournalDamaged(ValueError):

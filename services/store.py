@@ -20,7 +20,7 @@ import stat
 import struct
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -44,6 +44,9 @@ HEADER_BYTES = _FIELDS.size + _HEADER_CHECKSUM_BYTES
 VERSION_OFFSET_BYTES = len(_MAGIC)
 KEY_OFFSET_BYTES = VERSION_OFFSET_BYTES + struct.calcsize("<I")
 """Where format version (4 bytes, little-endian) and key (32 bytes) lie in a file."""
+
+TEMPORARY_SUFFIX = ".tmp"
+"""Of a file that is being written, or whose writer died; nobody reads it."""
 
 # A FIFO would block a plain open, and a link could lead out of the volume.
 _READ_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
@@ -117,12 +120,20 @@ class BlockStore:
         shards = (Shard(rank, shard_count) for rank in range(shard_count))
         return all(os.path.isfile(self.index_path(key, shard)) for shard in shards)
 
-    def publish(self, key: str, shard: Shard, layout: str, payload: Iterable[bytes | memoryview]) -> bool:
+    def publish(
+        self,
+        key: str,
+        shard: Shard,
+        layout: str,
+        payload: Iterable[bytes | memoryview],
+        before_index: Callable[[], None] = lambda: None,
+    ) -> bool:
         """Write one shard of a block, then its index entry; False, with nothing written, where both exist.
 
         `layout` describes the byte layout of the payload; `payload` yields C-contiguous pieces, in order,
-        and is gone through once. Of several writers at once the last one's block stays, whole. The payload is
-        durable before its index entry exists, so a writer that dies, or a power cut, costs at most a miss.
+        and is gone through once; `before_index` is called when nothing but the index entry is missing. Of several
+        writers at once the last one's block stays, whole. The payload is durable before its index entry exists,
+        so a writer that dies, or a power cut, costs at most a miss.
         Raises OSError (such as a full disk); then there is no temporary file and, where there was none before,
         no index entry.
         """
@@ -133,6 +144,7 @@ class BlockStore:
         _make_directory(index_path.parent)
         with _replacement(path) as fd:
             _write_block(fd, key, shard, layout, payload)
+        before_index()
         # The entry is empty, so creating it is atomic.
         os.close(os.open(index_path, _CREATE_FLAGS, 0o644))
         return True
@@ -316,7 +328,7 @@ def _chunks(fd: int, buffer: bytearray, deadline_s: float) -> Iterator[memoryvie
 @contextmanager
 def _replacement(path: Path) -> Iterator[int]:
     """A descriptor of a new file that is made durable and takes the place of `path` when the body succeeds."""
-    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
+    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
     fd = os.open(temporary, _CREATE_FLAGS | os.O_EXCL, 0o644)
     try:
         try:

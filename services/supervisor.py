@@ -5,7 +5,7 @@ signals, and the keeper, the engine's parent. Each adopts the orphans below it (
 EngineCore and workers stay in reach when the API server above them is gone. If the guard dies, the keeper gets
 SIGTERM and stops the engine; if the keeper dies, the guard kills what is left.
 
-Signals: SIGTERM and SIGINT stop the engine and exit 0; SIGUSR1 kills the engine like a crash (a process fault).
+Signals: SIGTERM and SIGINT stop the engine and exit 0; those of signals.py are faults of the process.
 """
 
 from __future__ import annotations
@@ -29,9 +29,11 @@ import psutil
 import requests
 
 from services.journal import ENGINE_LOG_NAME, EventName, Journal
+from services.signals import KILL_ENGINE, PAUSE_ENGINE, RESUME_ENGINE
 
 STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT})
-WATCHED_SIGNALS = STOP_SIGNALS | {signal.SIGUSR1, signal.SIGCHLD}
+FAULT_SIGNALS = frozenset({KILL_ENGINE, PAUSE_ENGINE, RESUME_ENGINE})
+WATCHED_SIGNALS = STOP_SIGNALS | FAULT_SIGNALS | {signal.SIGCHLD}
 STOP_GRACE_S = 10.0
 KILL_DEADLINE_S = 10.0
 HEALTH_POLL_S = 0.5
@@ -184,9 +186,8 @@ class _Keeper:
             number = _next_signal(None if ready else HEALTH_POLL_S)
             if number in STOP_SIGNALS:
                 return True
-            if number == signal.SIGUSR1:
-                self.say("SIGUSR1: killing the engine")
-                process.kill()
+            if number in FAULT_SIGNALS:
+                self.strike(process, number)
             elif number == signal.SIGCHLD:
                 _reap(except_pid=process.pid)
             elif not number and _healthy(self.engine.health_url):
@@ -195,10 +196,23 @@ class _Keeper:
                 self.say("ready")
         return False
 
+    def strike(self, process: subprocess.Popen[bytes], number: int) -> None:
+        """Do to the engine what a fault signal asks for."""
+        self.say(f"{signal.Signals(number).name}: a fault of the process")
+        if number == KILL_ENGINE:
+            process.kill()
+        elif number == PAUSE_ENGINE:
+            _signal_descendants(signal.SIGSTOP)
+            self.journal.write(EventName.ENGINE_PAUSED, pid=process.pid)
+        else:
+            self.journal.write(EventName.ENGINE_RESUMED, pid=process.pid)
+            _signal_descendants(signal.SIGCONT)
+
     def stop(self, process: subprocess.Popen[bytes]) -> None:
-        """SIGTERM to the process group, and SIGKILL after the grace."""
+        """SIGTERM to the process group, paused or not, and SIGKILL after the grace."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
+        _signal_descendants(signal.SIGCONT)
         try:
             process.wait(STOP_GRACE_S)
         except subprocess.TimeoutExpired:
@@ -244,6 +258,12 @@ def _reap(except_pid: int = 0) -> dict[int, int]:
     pids = [child.pid for child in psutil.Process().children() if child.pid != except_pid]
     exits = [(pid, *os.waitpid(pid, os.WNOHANG)) for pid in pids]
     return {pid: os.waitstatus_to_exitcode(status) for pid, ended_pid, status in exits if ended_pid}
+
+
+def _signal_descendants(number: signal.Signals) -> None:
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
 
 
 def _kill_descendants() -> None:

@@ -32,6 +32,7 @@ SHARED_VOLUME = {
         "service": "prefill",
         "read_deadline_s": 5.0,
         "verify_checksum": True,
+        "allow_faults": False,
     },
 }
 
@@ -60,7 +61,7 @@ def test_a_decode_engine_is_a_consumer_behind_the_fault_injector() -> None:
         "kv_role": "kv_consumer",
         "kv_load_failure_policy": "fail",
     }
-    inner_extra = {**SHARED_VOLUME["kv_connector_extra_config"], "service": "decode-fail"}  # type: ignore[dict-item]
+    inner_extra = {**SHARED_VOLUME["kv_connector_extra_config"], "service": "decode-fail", "allow_faults": True}  # type: ignore[dict-item]
     assert extra == {
         "evidence_dir": "/evidence",
         "service": "decode-fail",
@@ -73,6 +74,13 @@ def test_faults_are_not_obeyed_unless_the_engine_is_started_for_them() -> None:
     extra = transfer_config(DECODE)["kv_connector_extra_config"]
     assert isinstance(extra, dict)
     assert extra["allow_faults"] is False
+    assert extra["inner"]["kv_connector_extra_config"]["allow_faults"] is False
+
+
+def test_a_producer_that_is_started_for_them_obeys_them() -> None:
+    extra = transfer_config({**ENV, "KVPROOF_FAULTS": "true"})["kv_connector_extra_config"]
+    assert isinstance(extra, dict)
+    assert extra["allow_faults"] is True
 
 
 def test_the_example_connector_keeps_its_files_on_the_volume() -> None:
@@ -180,7 +188,7 @@ def compose_environment(service: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("service", "role", "faults", "policy"),
     [
-        ("prefill", "prefill", False, "recompute"),
+        ("prefill", "prefill", True, "recompute"),
         ("decode-baseline", "decode", False, "recompute"),
         ("decode-recompute", "decode", True, "recompute"),
         ("decode-fail", "decode", True, "fail"),
@@ -193,8 +201,8 @@ def test_compose_starts_each_service_as_what_it_is(service: str, role: str, faul
 
 def test_compose_and_the_code_have_the_same_defaults() -> None:
     by_compose = entrypoint.settings(compose_environment("prefill"))
-    # A container is reached from outside it, and prefill takes a whole prompt in one step.
-    deliberate = {"host": "127.0.0.1", "max_num_batched_tokens": 512}
+    # A container is reached from outside it, prefill takes a whole prompt in one step, and may be killed in a save.
+    deliberate = {"host": "127.0.0.1", "max_num_batched_tokens": 512, "faults": False}
     assert by_compose.model_copy(update=deliberate) == entrypoint.settings(ENV)
 
 

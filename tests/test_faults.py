@@ -14,6 +14,7 @@ from services.faults import (
     ALWAYS,
     ASYNC_KINDS,
     DEFAULT_CONTROL,
+    HOLD_S_MAX,
     NO_BREAKAGE,
     PARAMS_KEY,
     SELECTOR_NAMES,
@@ -24,6 +25,8 @@ from services.faults import (
     ControlError,
     Fault,
     FaultKind,
+    Hold,
+    HoldPoint,
     LoadControl,
     LoadMode,
     breakage,
@@ -45,6 +48,7 @@ CONTROLS = st.builds(
     load=st.sampled_from(LoadMode),
     offer_blocks=st.integers(0, 1000) | st.just(ALL_BLOCKS),
     fault=FAULTS,
+    hold=st.none() | st.builds(Hold, st.integers(0, 1000), st.sampled_from(HoldPoint), st.floats(0, HOLD_S_MAX)),
 )
 
 
@@ -67,6 +71,7 @@ def test_fields_left_out_have_their_defaults() -> None:
 
 NOT_A_COUNT = (-1, True, 1.0, "1", "some", None, [1])
 NOT_A_MAPPING = ("drop", 1, ["kind"])
+HOLD = {"block": 1, "point": "load", "wait_s": 1}
 BAD_CONTROLS = [
     *(("kvproof", raw) for raw in NOT_A_MAPPING),
     ("kvproof", {"lode": "sync"}),
@@ -76,6 +81,10 @@ BAD_CONTROLS = [
     *(("offer_blocks", {"offer_blocks": raw}) for raw in (*NOT_A_COUNT, "always")),
     *(("fault", {"fault": raw}) for raw in (*NOT_A_MAPPING, None)),
     ("fault", {"fault": {"block": "all"}}),
+    *(("hold", {"hold": raw}) for raw in (*NOT_A_MAPPING, None, {}, {"block": 1, "point": "load"}, {**HOLD, "x": 1})),
+    *(("hold.block", {"hold": {**HOLD, "block": raw}}) for raw in (*NOT_A_COUNT, "first")),
+    *(("hold.point", {"hold": {**HOLD, "point": raw}}) for raw in ("Load", "", None, 1)),
+    *(("hold.wait_s", {"hold": {**HOLD, "wait_s": raw}}) for raw in (-0.1, True, "1", None, 60.1, float("nan"))),
 ]
 BAD_FAULTS = [
     *(("fault.kind", {"kind": raw}) for raw in ("explode", "", None, 1, ["drop"])),
@@ -102,9 +111,10 @@ def test_an_unknown_key_is_named_with_the_known_ones(raw: object) -> None:
 
 @given(raw=st.recursive(st.none() | st.booleans() | st.floats() | st.text(max_size=3), st.lists))
 def test_no_other_error_leaves_the_parser(raw: object) -> None:
-    fields = [{field: raw} for field in ("tag", "load", "offer_blocks", "fault")]
+    fields = [{field: raw} for field in ("tag", "load", "offer_blocks", "fault", "hold")]
     fault_fields = [{"fault": {field: raw}} for field in ("kind", "blocks", "times", "delay_s")]
-    for control in (raw, *fields, *fault_fields):
+    hold_fields = [{"hold": {**HOLD, field: raw}} for field in HOLD]
+    for control in (raw, *fields, *fault_fields, *hold_fields):
         with suppress(ControlError):
             parse_control({PARAMS_KEY: control})
 

@@ -21,7 +21,7 @@ OF_ENGINE = {
 }
 """What runs inside an engine and is of no use outside it."""
 
-SHARED_WITH_HARNESS = {"services.faults", "services.journal", "services.store"}
+SHARED_WITH_HARNESS = {"services.faults", "services.journal", "services.signals", "services.store"}
 """Of the services, what the harness may import: plain types and files."""
 
 

@@ -11,12 +11,14 @@ from harness import phases
 from harness.errors import UsageError
 from harness.plan import load_plan, select_cells
 from harness.plan_checks import check_blocks
+from harness.process_kinds import ProcessKind
 from harness.records import Cell, PlannedRequest, Role
 from harness.storage import RunFolder
 from harness.storage_kinds import StorageKind
 from harness.watcher import Watcher
 from services.faults import Fault, FaultKind
 from tests.builders import BLOCK_COUNT, PROMPTS, cell
+from tests.process_builders import process_cell
 from tests.simulated_engine import simulated_stack
 from tests.storage_builders import storage_cell
 from tests.ways_to_be_wrong import Wrong
@@ -36,8 +38,9 @@ def test_blocks_that_the_prompt_has(blocks: str | tuple[int, ...]) -> None:
         cell(FaultKind.REPORT, (BEYOND,), name="named"),
         cell(FaultKind.SILENT, (0, BEYOND), mix=True, name="named"),
         replace(storage_cell(StorageKind.ZEROED, (BEYOND,)), id="named"),
+        replace(process_cell(ProcessKind.PREFILL_KILLED_SAVING, (BEYOND,)), id="named"),
     ],
-    ids=["alone", "among others", "in storage"],
+    ids=["alone", "among others", "in storage", "of a process"],
 )
 def test_blocks_beyond_the_prompt_are_refused(of: Cell) -> None:
     with pytest.raises(UsageError) as caught:

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from harness.errors import LeverMissing, StackError, UsageError
-from harness.stack import AttachStack, ComposeStack, ProcessStack
+from harness.stack import AttachStack, ComposeStack, ProcessStack, compose
 from harness.stack.definition import InterpolationError, changed_variables, interpolate, read_engines
 from harness.stack.life import EngineLife, LifeReader
 from harness.stack.processes import reserve_port
@@ -226,6 +226,13 @@ def test_ctrl_c_while_waiting_leaves_nothing(tmp_path: Path) -> None:
         harness.send_signal(signal.SIGINT)
         assert harness.wait(10) != 0
     eventually(lambda: processes_with(f"FAKE_MARKER={tmp_path}") == [], deadline_s=3)
+
+
+def test_inside_compose_there_is_no_lever_without_the_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compose, "DOCKER_SOCKET", tmp_path / "docker.sock")
+    stack = ComposeStack(write_compose(tmp_path, {"one": "fine"}), {"KVPROOF_IN_COMPOSE": "1"}, ("one",))
+    with pytest.raises(LeverMissing, match=r"one: .* needs the Docker socket: compose\.process-faults\.yaml gives it"):
+        stack.lever("one")
 
 
 def test_unknown_service(tmp_path: Path) -> None:

@@ -128,6 +128,14 @@ def test_views_that_are_not_bytes_are_written_as_their_bytes(store: BlockStore) 
     assert payload(store) == numbers.tobytes() * 2
 
 
+def test_before_the_index_entry_the_block_is_whole_and_nobody_has_it(store: BlockStore) -> None:
+    seen: list[tuple[bytes, bool]] = []
+    store.publish(KEY, ONE, LAYOUT, [PAYLOAD], before_index=lambda: seen.append((payload(store), store.contains(KEY))))
+    assert seen == [(PAYLOAD, False)]
+    store.publish(KEY, ONE, LAYOUT, [PAYLOAD], before_index=lambda: seen.append((b"", True)))
+    assert len(seen) == 1
+
+
 def test_second_publish_writes_nothing(store: BlockStore, published: Path) -> None:
     before = published.stat()
     assert not store.publish(KEY, ONE, LAYOUT, [b"other"])

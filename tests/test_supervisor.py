@@ -15,6 +15,7 @@ import pytest
 import tenacity
 
 from services.journal import Event, EventName, journal_path, read_events
+from services.signals import KILL_ENGINE, PAUSE_ENGINE, RESUME_ENGINE
 
 ROOT = Path(__file__).parent.parent
 FAKE_ENGINE = Path(__file__).with_name("fake_engine.py")
@@ -188,12 +189,51 @@ def test_an_engine_that_dies_later_is_cleared_away_and_started_again(start: Star
     assert not any(alive(pid) for pid in supervised.engine_pids)
 
 
-def test_sigusr1_is_a_crash_of_the_engine(start: Start) -> None:
+def test_an_engine_can_be_killed_like_a_crash(start: Start) -> None:
     supervised = start()
     supervised.wait_ready()
-    supervised.process.send_signal(signal.SIGUSR1)
+    supervised.process.send_signal(KILL_ENGINE)
     supervised.wait_ready(count=2)
     assert [event.reason for event in supervised.events(EventName.ENGINE_EXITED)] == ["signal SIGKILL"]
+
+
+def stopped(pid: int) -> bool:
+    return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+
+
+def paused(start: Start) -> Supervised:
+    supervised = start()
+    supervised.wait_ready()
+    supervised.process.send_signal(PAUSE_ENGINE)
+    wait_for(lambda: all(stopped(pid) for pid in supervised.engine_pids))
+    wait_for(lambda: supervised.events(EventName.ENGINE_PAUSED))
+    return supervised
+
+
+def test_a_paused_engine_and_its_core_stand_still_until_they_are_resumed(start: Start) -> None:
+    supervised = paused(start)
+    assert supervised.events(EventName.ENGINE_RESUMED) == []
+    supervised.process.send_signal(RESUME_ENGINE)
+    wait_for(lambda: not any(stopped(pid) for pid in supervised.engine_pids))
+    (pause,), (resume,) = (supervised.events(name) for name in (EventName.ENGINE_PAUSED, EventName.ENGINE_RESUMED))
+    assert pause.pid == resume.pid == supervised.engine_pids[0]
+    assert supervised.events(EventName.ENGINE_EXITED) == []
+    assert supervised.signal_and_wait(signal.SIGTERM) == 0
+
+
+def test_a_paused_engine_can_be_killed(start: Start) -> None:
+    supervised = paused(start)
+    supervised.process.send_signal(KILL_ENGINE)
+    supervised.wait_ready(count=2)
+    assert [event.reason for event in supervised.events(EventName.ENGINE_EXITED)] == ["signal SIGKILL"]
+
+
+def test_a_paused_engine_ends_as_any_other_when_told_to_stop(start: Start) -> None:
+    """Not by SIGKILL, after the grace."""
+    supervised = paused(start)
+    assert supervised.signal_and_wait(signal.SIGTERM) == 0
+    assert [event.reason for event in supervised.events(EventName.ENGINE_EXITED)] == ["signal SIGTERM"]
+    assert not any(alive(pid) for pid in supervised.engine_pids)
 
 
 def test_kill_9_of_the_supervisor_leaves_nothing(start: Start) -> None:

@@ -150,11 +150,12 @@ def fault_words(fault: Fault) -> str:
 
 
 def broken_words(cell: Cell) -> str:
-    """What a cell breaks, in a few words: as `fault_words`, or `payload-missing middle` for files."""
-    if cell.storage is None:
+    """What a cell breaks, in a few words: as `fault_words`, or `payload-missing middle` for files and processes."""
+    fault = cell.storage or cell.process
+    if fault is None:
         return fault_words(cell.fault)
-    blocks = cell.storage.blocks
-    return f"{cell.storage.kind} {','.join(map(str, blocks)) if isinstance(blocks, tuple) else blocks}"
+    blocks = fault.blocks
+    return f"{fault.kind} {','.join(map(str, blocks)) if isinstance(blocks, tuple) else blocks}"
 
 
 def finding_words(finding: Finding) -> str:

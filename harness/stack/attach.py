@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from harness.errors import LeverMissing, StackError, UsageError
-from harness.stack.base import Stack
+from harness.stack.base import Lever, Stack
 
 
 class AttachStack(Stack):
@@ -37,8 +37,10 @@ class AttachStack(Stack):
     def url(self, service: str) -> str:
         return self._urls[service]
 
-    def kill_engine(self, service: str) -> None:
-        raise LeverMissing(f"{service}: engines that run elsewhere cannot be killed from here (--stack attach)")
+    def lever(self, service: str) -> Lever:
+        raise LeverMissing(
+            f"{service}: engines that run elsewhere cannot be killed or paused from here (--stack attach)"
+        )
 
     def _unreachable(self, service: str) -> str:
         try:

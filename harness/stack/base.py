@@ -7,6 +7,7 @@ write it: `<evidence_dir>/<service>/`.
 from __future__ import annotations
 
 import re
+import signal
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
@@ -22,6 +23,7 @@ from harness.errors import StackError
 from harness.records import EngineInfo
 from harness.stack.life import LifeReader
 from services.journal import ENGINE_INFO_NAME, ENGINE_LOG_NAME, EventName, journal_path
+from services.signals import KILL_ENGINE
 
 POLL_S = 0.25
 NOTICE_S = 20.0
@@ -32,6 +34,7 @@ ERROR_LINE = re.compile(r"\b\w*(Error|Exception): \S")
 LOG_TAIL_BYTES = 64 * 1024
 
 Progress = Callable[[str], None]
+Lever = Callable[[signal.Signals], None]
 
 
 class Stack(ABC):
@@ -64,11 +67,16 @@ class Stack(ABC):
         """Base URL of a service; known once `start` has returned."""
 
     @abstractmethod
-    def kill_engine(self, service: str) -> None:
-        """Have the vLLM process killed (as by kill -9); its supervisor stays and starts another one.
+    def lever(self, service: str) -> Lever:
+        """What sends signals to a service's supervisor, which obeys those of services/signals.py.
 
-        Returns at once; `restart_count` tells when it has happened. Raises LeverMissing where this stack cannot.
+        A lever returns at once, and raises StackError when it is refused; the service's journal tells when it has
+        worked. Raises LeverMissing where this stack cannot signal.
         """
+
+    def kill_engine(self, service: str) -> None:
+        """Have the vLLM process killed; its supervisor starts another one. Raises as `lever` and its lever do."""
+        self.lever(service)(KILL_ENGINE)
 
     def __enter__(self) -> Self:
         self.start()

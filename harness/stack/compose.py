@@ -7,6 +7,7 @@ engine is asked for the running project.
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ from docker.errors import DockerException
 from harness.client import root_cause
 from harness.errors import LeverMissing, StackError
 from harness.records import EngineInfo
-from harness.stack.base import Stack
+from harness.stack.base import Lever, Stack
 from harness.stack.definition import EngineDefinition, changed_variables, read_engines
 
 if TYPE_CHECKING:
@@ -77,14 +78,22 @@ class ComposeStack(Stack):
     def changed_variables(self, engines: Mapping[str, EngineInfo]) -> tuple[tuple[str, str], ...]:
         return changed_variables(self._compose_file, {name: engine.settings for name, engine in engines.items()})
 
-    def kill_engine(self, service: str) -> None:
+    def lever(self, service: str) -> Lever:
         if self.in_compose and not DOCKER_SOCKET.exists():
-            raise LeverMissing(f"{service}: killing an engine needs the Docker socket in the harness container")
+            raise LeverMissing(
+                f"{service}: to kill or pause an engine the harness container needs the Docker socket: "
+                "compose.process-faults.yaml gives it (README, Security)"
+            )
         self._containers = self._containers or self._find_containers()
-        try:
-            self._containers[service].kill(signal="SIGUSR1")
-        except (DockerException, requests.RequestException) as error:
-            raise StackError(f"{service}: Docker refused to signal the container: {error}") from None
+        container = self._containers[service]
+
+        def send(number: signal.Signals) -> None:
+            try:
+                container.kill(signal=number.name)
+            except (DockerException, requests.RequestException) as error:
+                raise StackError(f"{service}: Docker refused to signal the container: {error}") from None
+
+        return send
 
     def _find_containers(self) -> dict[str, Container]:
         label = f"{PROJECT_LABEL}={self._project}"

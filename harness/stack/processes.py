@@ -19,14 +19,13 @@ from pathlib import Path
 
 from harness.errors import UsageError
 from harness.records import EngineInfo
-from harness.stack.base import Stack
+from harness.stack.base import Lever, Stack
 from harness.stack.definition import EngineDefinition, changed_variables, read_engines
 
 HOST = "127.0.0.1"
 STOP_GRACE_S = 20.0
 SUPERVISOR_LOG_NAME = "supervisor.log"
 MODEL_FOLDER = Path(".cache/smollm2")
-KILL_ENGINE_SIGNAL = signal.SIGUSR1
 
 
 class ProcessStack(Stack):
@@ -86,8 +85,8 @@ class ProcessStack(Stack):
     def changed_variables(self, engines: Mapping[str, EngineInfo]) -> tuple[tuple[str, str], ...]:
         return changed_variables(self._compose_file, {name: engine.settings for name, engine in engines.items()})
 
-    def kill_engine(self, service: str) -> None:
-        self._processes[service].send_signal(KILL_ENGINE_SIGNAL)
+    def lever(self, service: str) -> Lever:
+        return self._processes[service].send_signal
 
     def _port(self, service: str) -> int:
         return int(self._ports[service].getsockname()[1])

@@ -38,13 +38,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SharedVolumeConfig:
-    """`kv_connector_extra_config` of this connector."""
+    """`kv_connector_extra_config` of this connector. `allow_faults`: requests may ask for a stop in the middle of
+    their save or load."""
 
     kv_dir: str
     evidence_dir: str
     service: str
     read_deadline_s: float = 5.0
     verify_checksum: bool = True
+    allow_faults: bool = False
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> SharedVolumeConfig:
@@ -76,7 +78,7 @@ class SharedVolumeConnector(KVConnectorBase_V1):
         store = BlockStore(Path(config.kv_dir), verify_checksum=config.verify_checksum)
         journal = Journal(Path(config.evidence_dir), config.service)
         if role is KVConnectorRole.SCHEDULER:
-            self._scheduler = SchedulerSide(vllm_config, kv_cache_config, store, journal)
+            self._scheduler = SchedulerSide(vllm_config, kv_cache_config, store, journal, config.allow_faults)
         else:
             self._worker = WorkerSide(vllm_config, kv_cache_config, store, journal, config.read_deadline_s)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from services.faults import LoadControl, LoadMode
+from services.faults import Hold, LoadControl, LoadMode
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,7 @@ class LoadJob:
     first_block: int
     keys: tuple[str, ...]
     block_ids: tuple[int, ...]
+    hold: Hold | None = None
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class SaveJob:
     first_block: int
     keys: tuple[str, ...]
     block_ids: tuple[int, ...]
+    hold: Hold | None = None
 
 
 def tag(control: LoadControl, request_id: str) -> str:

@@ -7,7 +7,7 @@ outputs, and imports nothing of vLLM.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from services.faults import DEFAULT_CONTROL, ControlError, LoadControl, LoadMode, parse_control
@@ -42,14 +42,19 @@ class SchedulerSide:
     """Decides what is offered, loaded and saved."""
 
     def __init__(
-        self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, store: BlockStore, journal: Journal
+        self,
+        vllm_config: VllmConfig,
+        kv_cache_config: KVCacheConfig,
+        store: BlockStore,
+        journal: Journal,
+        allow_faults: bool,
     ) -> None:
         transfer = vllm_config.kv_transfer_config
         self._block_size = vllm_config.cache_config.block_size
         self._shard_count = vllm_config.parallel_config.tensor_parallel_size
         self._loads_allowed, self._saves_allowed = transfer.is_kv_consumer, transfer.is_kv_producer
         self._fingerprint = engine_fingerprint(vllm_config, kv_cache_config)
-        self._store, self._journal = store, journal
+        self._store, self._journal, self._allow_faults = store, journal, allow_faults
         self._requests: dict[str, _RequestState] = {}
         self._planned: list[LoadJob] = []
 
@@ -73,6 +78,7 @@ class SchedulerSide:
             first,
             state.keys[first:end],
             tuple(block_ids[first:end]),
+            state.control.hold,
         )
         self._planned.append(state.load)
 
@@ -113,7 +119,19 @@ class SchedulerSide:
             f"{lora.lora_name}:{lora.lora_path}" if lora else "",
             tuple(f"{f.identifier}@{f.mm_position.offset}" for f in request.mm_features),
         )
-        return _RequestState(_control(request), block_keys(root, token_ids, self._block_size), len(token_ids))
+        return _RequestState(self._control(request), block_keys(root, token_ids, self._block_size), len(token_ids))
+
+    def _control(self, request: Request) -> LoadControl:
+        """The request's control; a malformed one counts as none (the fault injector journals why)."""
+        try:
+            control = parse_control(request.kv_transfer_params)
+        except ControlError:
+            return DEFAULT_CONTROL
+        if control.hold and not self._allow_faults:
+            reason = "this engine was started without faults"
+            self._journal.write(EventName.REJECTED, request=tag(control, request.request_id), reason=reason)
+            return replace(control, hold=None)
+        return control
 
     def _found(self, state: _RequestState) -> int:
         """The number of leading blocks that are local or in the index; journals when it changes."""
@@ -154,12 +172,4 @@ class SchedulerSide:
         if end > first:
             state.saved_block_count = end
             name, keys = tag(state.control, request_id), state.keys[first:end]
-            yield SaveJob(request_id, name, first, keys, tuple(state.block_ids[first:end]))
-
-
-def _control(request: Request) -> LoadControl:
-    """The request's control; a malformed one counts as none (the fault injector journals why)."""
-    try:
-        return parse_control(request.kv_transfer_params)
-    except ControlError:
-        return DEFAULT_CONTROL
+            yield SaveJob(request_id, name, first, keys, tuple(state.block_ids[first:end]), state.control.hold)

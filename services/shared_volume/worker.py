@@ -8,14 +8,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from concurrent.futures import TimeoutError as FutureTimeout
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
-from services.faults import LoadMode
+from services.faults import HoldPoint, LoadMode
 from services.journal import EventName, Journal
 from services.kv_blocks import KVBlocks
 from services.shared_volume.jobs import LoadJob, SaveJob
@@ -117,13 +118,14 @@ class WorkerSide:
                 failed.add(job.block_ids[index])
                 self._journal_read_failure(job, index, payload)
             else:
+                self._hold_load(job, index, reads)
                 self._blocks.write(job.block_ids[index], payload)
         return failed
 
     def _save(self, job: SaveJob) -> None:
         for index, (key, block_id) in enumerate(zip(job.keys, job.block_ids, strict=True)):
             try:
-                self._store.publish(key, self._shard, self._blocks.layout, self._parts(block_id))
+                self._publish(job, index, key, block_id)
             except OSError as error:
                 logger.warning("KV of %s not saved: %s", job.tag, error)
                 self._journal_save(EventName.SAVE_FAILED, job, index, len(job.keys), str(error))
@@ -131,9 +133,30 @@ class WorkerSide:
                 return
         self._journal_save(EventName.SAVED, job, 0, len(job.keys), "")
 
-    def _parts(self, block_id: int) -> Iterator[memoryview]:
+    def _publish(self, job: SaveJob, index: int, key: str, block_id: int) -> None:
+        parts = self._parts(job, index, block_id)
+        held = partial(self._hold, job, index, HoldPoint.INDEX)
+        self._store.publish(key, self._shard, self._blocks.layout, parts, before_index=held)
+
+    def _parts(self, job: SaveJob, index: int, block_id: int) -> Iterator[memoryview]:
         """The bytes of a block, copied only when asked for: a block that is in the store already is not."""
-        yield from self._blocks.read(block_id)
+        parts = self._blocks.read(block_id)
+        yield from parts[: len(parts) // 2]
+        self._hold(job, index, HoldPoint.PAYLOAD)
+        yield from parts[len(parts) // 2 :]
+
+    def _hold_load(self, job: LoadJob, index: int, reads: Sequence[Future[bytearray | ReadFailure]]) -> None:
+        """Not before everything has been read: the stop may outlast the reads' deadline."""
+        if job.hold:
+            wait(reads)
+            self._hold(job, index, HoldPoint.LOAD)
+
+    def _hold(self, job: LoadJob | SaveJob, index: int, point: HoldPoint) -> None:
+        """Stop where the request asks for it."""
+        hold, block = job.hold, job.first_block + index
+        if hold and (hold.point, hold.block) == (point, block):
+            self._journal.write(EventName.HELD, request=job.tag, blocks=(block,), reason=point, duration_s=hold.wait_s)
+            time.sleep(hold.wait_s)
 
     def _journal_save(self, name: EventName, job: SaveJob, first: int, end: int, reason: str) -> None:
         if end > first:
