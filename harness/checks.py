@@ -190,7 +190,11 @@ def nothing_else_failed(case: Case) -> Iterator[Finding]:
     failed = [e for e in case.observation.events if e.name is EventName.FAILED]
     reported = [e for e in case.observation.events if e.name is EventName.REPORTED]
     broken = {(tag, block) for tag, blocks in _broken_blocks(case).items() for block in blocks}
-    damaged = {(r.tag, block) for r in case.observation.requests for block in storage_checks.damaged_for(case, r)}
+    damaged = {
+        (record.tag, block)
+        for record in case.observation.requests
+        for block in storage_checks.damaged_for(case, record) | storage_checks.torn_for(case, record)
+    }
     broken |= damaged
     extra = [f"{e.request} block {block}" for e in reported for block in e.blocks if (e.request, block) not in broken]
     extra += [f"{e.request} block {block}" for e in failed for block in e.blocks if (e.request, block) not in damaged]
@@ -464,9 +468,11 @@ Check = Callable[[Case], Iterator[Finding]]
 CHECKS: tuple[tuple[Outcome, Check], ...] = (
     (Outcome.UNPROVEN, engine_ready),
     (Outcome.CRASHED, engine_alive),
+    (Outcome.CRASHED, storage_checks.producer_alive),
     (Outcome.HUNG, in_time),
     (Outcome.CRASHED, process_checks.producer_serves),
     (Outcome.POISONED, process_checks.published_is_whole),
+    (Outcome.COLLATERAL, storage_checks.save_answered),
     (Outcome.NOT_RUN, load_mode),
     (Outcome.UNPROVEN, requests_sent),
     (Outcome.UNPROVEN, controls_accepted),
@@ -476,6 +482,7 @@ CHECKS: tuple[tuple[Outcome, Check], ...] = (
     (Outcome.UNPROVEN, victim_preempted),
     (Outcome.UNPROVEN, fault_fired),
     (Outcome.UNPROVEN, storage_checks.damage_done),
+    (Outcome.UNPROVEN, storage_checks.save_failed),
     (Outcome.UNPROVEN, storage_checks.kv_loaded_beside_damage),
     (Outcome.UNPROVEN, storage_checks.reload_brought_everything),
     (Outcome.UNPROVEN, process_checks.struck_as_planned),
@@ -488,6 +495,7 @@ CHECKS: tuple[tuple[Outcome, Check], ...] = (
     (Outcome.WRONG_OUTPUT, victim_equals_oracle),
     (Outcome.WRONG_OUTPUT, process_checks.victim_got_nothing),
     (Outcome.POISONED, canary_equals_oracle),
+    (Outcome.POISONED, storage_checks.torn_block_not_found),
     (Outcome.POISONED, storage_checks.volume_unchanged),
     (Outcome.POISONED, process_checks.volume_whole_again),
     (Outcome.COLLATERAL, others_equal_oracle),

@@ -157,7 +157,7 @@ def _expected(fault: AnyFault, policy: str) -> Outcome:
     if isinstance(fault, ProcessFault):
         return Outcome.LOADED if fault.is_of_prefill else Outcome.FAILED_CLEANLY
     if isinstance(fault, StorageFault):
-        return Outcome.LOADED if fault.is_miss else _repaired(policy)
+        return _repaired(policy) if fault.fails else Outcome.LOADED
     if fault.kind is FaultKind.SILENT:
         return Outcome.CAUGHT
     return _repaired(policy) if fault.kind in BROKEN_KINDS else Outcome.LOADED

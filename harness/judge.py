@@ -136,7 +136,7 @@ def _green(case: Case) -> Outcome:
 def _is_broken(case: Case, record: RequestRecord) -> bool:
     """Whether vLLM was to be told that blocks of this victim's load are bad."""
     if case.cell.storage:
-        return not case.cell.storage.is_miss
+        return case.cell.storage.fails
     return record.planned.fault.kind in BROKEN_KINDS
 
 

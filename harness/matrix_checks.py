@@ -19,14 +19,16 @@ from harness.matrix_file import (
 )
 from harness.process_kinds import OF_PREFILL, ProcessKind
 from harness.records import BASELINE, PromptSpec
-from harness.storage_kinds import StorageKind
+from harness.storage_kinds import LONE, OF_WHOLE_VOLUME, StorageKind
 from services.faults import ASYNC_KINDS, SYNC_KINDS, WHOLE_LOAD_KINDS, FaultKind
 
 
 def fault_keys(kind: AnyKind) -> tuple[str, ...]:
     """The keys of `fault` that mean something for a kind."""
-    if isinstance(kind, StorageKind | ProcessKind):
+    if isinstance(kind, ProcessKind):
         return ("blocks",)
+    if isinstance(kind, StorageKind):
+        return () if kind in OF_WHOLE_VOLUME else ("blocks",)
     match kind:
         case FaultKind.NONE:
             return ()
@@ -58,6 +60,7 @@ def entry_problems(
     yield from _fault_problems(entry.fault, (*at, "fault"))
     yield from _process_problems(entry, at)
     yield from _mode_problems(entry, at)
+    yield from _lone_problems(entry, at)
     yield from _shape_problems(entry.workload, (*at, "workload"))
     yield from _reference_problems(entry.workload, (*at, "workload"), prompt_ids)
     yield from _prefix_problems(entry.workload, (*at, "workload"), specs)
@@ -131,6 +134,14 @@ def _mode_problems(entry: CellsEntry, at: Location) -> Iterator[Problem]:
             if mode in entry.load and kind in kinds:
                 hint = f"valid with load {other} only; give it an entry of its own"
                 yield Problem(f"{kind} cannot happen to a load that is {mode}", (*at, "load"), hint)
+
+
+def _lone_problems(entry: CellsEntry, at: Location) -> Iterator[Problem]:
+    """Kinds in which others beside the victim would see one thing or another, as it happens."""
+    for kind in entry.fault.kind:
+        if kind in LONE and entry.workload.kind != "single":
+            hint = "use kind single; give it an entry of its own"
+            yield Problem(f"{kind} is exact for a victim alone", (*at, "workload", "kind"), hint)
 
 
 def _shape_problems(workload: WorkloadEntry, at: Location) -> Iterator[Problem]:

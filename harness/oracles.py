@@ -74,7 +74,8 @@ def first_bad_block(cell: Cell, prompt: Prompt) -> int | None:
     if cell.process:
         return min(cell.process.chosen(prompt.full_block_count), default=None) if cell.process.is_of_prefill else None
     if cell.storage:
-        return min(select(cell.storage.blocks, prompt.full_block_count), default=None)
+        spoils = cell.storage.fails or cell.storage.is_miss
+        return min(cell.storage.chosen(prompt.full_block_count), default=None) if spoils else None
     return _first_bad_block(cell.fault, prompt)
 
 

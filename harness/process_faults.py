@@ -29,8 +29,9 @@ from harness.records import (
 )
 from harness.sending import wait_until
 from harness.stack import Stack
-from harness.storage_faults import SHARD, describe, told
 from harness.tail import Tail
+from harness.volume import SHARD
+from harness.volume_files import describe, told
 from services.faults import Hold, LoadControl
 from services.journal import EventName, journal_path
 from services.signals import KILL_ENGINE, PAUSE_ENGINE, RESUME_ENGINE

@@ -283,13 +283,15 @@ class RequestRecord:
 @dataclass(frozen=True)
 class Damage:
     """One file that was damaged (or, with a fault of a process, watched): the victim's logical block it belongs to, its
-    name on the volume, and what lay there before, during and after the fault, in words."""
+    name on the volume, and what lay there before, during and after the fault, in words. `held_s`: how long the first
+    who opened it had to wait."""
 
     block: int
     file: str
     before: str
     during: str
     after: str = ""
+    held_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -312,7 +314,7 @@ class VolumeRecord:
 
 @dataclass(frozen=True)
 class ProcessRecord:
-    """What a fault of a process did. `events`: the producer's journal while the cell ran, where the producer is struck.
+    """What the producer did in a cell that has the victim's prompt saved anew. `events`: its journal meanwhile.
     `saves`: its answers to the save that was disturbed and, where it was killed, to the one after that."""
 
     events: tuple[Event, ...] = ()
@@ -325,7 +327,7 @@ class Observation:
     the cell ran. `after`: the engine once its queues were empty, or when waiting for that was given up (`settled`
     False; also where it would not empty its prefix cache at the end). `error`: the harness could not run the cell, and
     why. `skipped`: the stack lacks what the cell needs, and what that is. `volume`: empty in a cell without a fault in
-    storage or of a process, `process` in one without the latter."""
+    storage or of a process, `process` where the prompt was not saved anew."""
 
     cell_id: str
     requests: tuple[RequestRecord, ...]

@@ -12,18 +12,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from functools import cached_property
 
 from harness.client import EngineClient
 from harness.completions import Departure
 from harness.errors import BlocksHeld, HarnessError, LeverMissing, StackError
-from harness.journals import read_journal
 from harness.oracles import oracle_block_count, oracle_name, victim_of
 from harness.process_faults import ProcessFaults, Strike, hold_for
 from harness.records import (
     Cell,
     Completion,
-    Damage,
     EngineState,
     Observation,
     OracleKey,
@@ -32,11 +29,10 @@ from harness.records import (
     Prompt,
     RequestRecord,
     Role,
-    VolumeRecord,
 )
 from harness.sending import Cues, send_all, wait_until
 from harness.stack import Stack
-from harness.storage_faults import Volume, saved_keys
+from harness.storage_faults import StorageFaults, prefill_tag
 from harness.tail import Tail
 from services.faults import FaultKind, LoadControl, LoadMode
 from services.journal import ENGINE_LOG_NAME, EventName, journal_path
@@ -65,7 +61,7 @@ class Runner:
         self._progress = progress
         self._turns = _Turns()
         self._processes = ProcessFaults(stack, PREFILL, progress)
-        self._volume: Volume | None = None
+        self._storage = StorageFaults(stack, PREFILL, prompts)
         self._unsettled: set[str] = set()
 
     def runnable(self, cells: Iterable[Cell]) -> tuple[Cell, ...]:
@@ -75,7 +71,7 @@ class Runner:
     def prefill(self, prompt: Prompt) -> None:
         """Have the producer compute and save a prompt's KV. Raises StackError when it cannot."""
         journal = Tail(journal_path(self._stack.evidence_dir, PREFILL))
-        completion = self._complete(PREFILL, prompt, LoadControl(tag=_prefill_tag(prompt.id)), max_tokens=1)
+        completion = self._complete(PREFILL, prompt, LoadControl(tag=prefill_tag(prompt.id)), max_tokens=1)
         unsaved = [event.reason for event in journal.events() if event.name is EventName.SAVE_FAILED]
         if unsaved:
             raise StackError(f"the KV of prompt {prompt.id} was not saved: {unsaved[0]}")
@@ -119,11 +115,9 @@ class Runner:
         if not self.runnable((cell,)):
             raise LeverMissing(f"{cell.engine} does not run here: it belongs to a profile (COMPOSE_PROFILES=extra)")
         before = self._prepare(cell)
-        volume = self._volume_for(cell)
-        listing = volume.listing() if volume else ()
         journal = Tail(journal_path(self._stack.evidence_dir, cell.engine))
         log = Tail(self._stack.evidence_dir / cell.engine / ENGINE_LOG_NAME)
-        with self._damaged(cell, volume) as damages:
+        with self._storage.laid(cell) as watch:
             with self._struck(cell) as strike:
                 records = self._send_all(cell, journal, began_s)
             since = self._since(cell, before)
@@ -131,7 +125,7 @@ class Runner:
                 self._settle(cell, since)
                 records += (self._send(cell, planned, len(records), began_s),)
             settled = self._settle(cell, since)
-        if (volume or cell.process) and self._state(cell.engine).healthy:
+        if (cell.storage or cell.process) and self._state(cell.engine).healthy:
             reloads = self._reload(cell, len(records), began_s)
             records += reloads
             settled = reloads != () and self._settle(cell, since)
@@ -147,43 +141,21 @@ class Runner:
             log_lines=log.lines(),
             started_at_s=started_at_s,
             duration_s=time.monotonic() - began_s,
-            volume=VolumeRecord(volume.seen_again(damages), listing, volume.listing()) if volume else strike.volume(),
-            process=strike.record(),
+            volume=watch.record() if cell.storage else strike.volume(),
+            process=watch.save if cell.storage else strike.record(),
         )
-
-    def _volume_for(self, cell: Cell) -> Volume | None:
-        """The volume whose files the cell damages; None where it damages none."""
-        if cell.storage is None:
-            return None
-        if self._volume is None:
-            if self._stack.kv_dir is None:
-                raise LeverMissing("files on the KV volume cannot be reached from here; give the folder with --kv-dir")
-            self._volume = Volume(self._stack.kv_dir, self._keys)
-        return self._volume
-
-    @cached_property
-    def _keys(self) -> Mapping[str, tuple[str, ...]]:
-        """By prompt, the store's keys of its blocks, as far as the producer's journal has them."""
-        events, _ = read_journal(journal_path(self._stack.evidence_dir, PREFILL))
-        return {prompt_id: saved_keys(events, _prefill_tag(prompt_id)) for prompt_id in self._prompts}
 
     def _struck(self, cell: Cell) -> AbstractContextManager[Strike]:
         if cell.process is None:
             return nullcontext(Strike())
         victim = victim_of(cell).prompt_id
-        return self._processes.struck(cell, self._prompts[victim], self._keys[victim])
+        return self._processes.struck(cell, self._prompts[victim], self._storage.keys[victim])
 
     def _since(self, cell: Cell, before: EngineState) -> EngineState:
         """What the engine's rest is measured by: one that was struck on purpose has begun anew."""
         if cell.process is None:
             return before
         return replace(before, restart_count=self._stack.restart_count(cell.engine))
-
-    def _damaged(self, cell: Cell, volume: Volume | None) -> AbstractContextManager[tuple[Damage, ...]]:
-        if volume is None or cell.storage is None:
-            return nullcontext(())
-        victim = victim_of(cell).prompt_id
-        return volume.damaged(cell.storage, victim, self._prompts[victim].full_block_count)
 
     def _reload(self, cell: Cell, index: int, began_s: float) -> tuple[RequestRecord, ...]:
         """The victim's prompt again, now that the files were put back, from the store. Not where the engine still holds
@@ -307,10 +279,6 @@ class _Turns:
 
     def _must_wait(self) -> bool:
         return self._is_alone or self._wanting_to_be_alone > 0
-
-
-def _prefill_tag(prompt_id: str) -> str:
-    return f"prefill.{prompt_id}"
 
 
 def _after_requests(cell: Cell) -> tuple[PlannedRequest, ...]:

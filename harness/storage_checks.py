@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from harness.oracles import shared_bad_block, shared_block_count
-from harness.records import Finding, RequestRecord, Role
-from harness.storage_kinds import REASONS, StorageFault
-from services.faults import select
+from harness.records import Damage, Finding, RequestRecord, Role
+from harness.storage_kinds import HELD, REASONS, SAVE_ERRORS, SLOW_READ_S, UNSAVED, StorageFault, StorageKind
 from services.journal import EventName
 
 if TYPE_CHECKING:
@@ -23,13 +22,44 @@ Blocks = tuple[int, ...]
 
 
 def damage_done(case: Case) -> Iterator[Finding]:
-    """Exactly the chosen blocks were damaged, and their files really changed."""
+    """Exactly the chosen blocks were at fault: their files really changed, and who opened a held one had to wait."""
     if fault := case.cell.storage:
         damages = case.observation.volume.damages
-        changed = tuple(damage.block for damage in damages if damage.before != damage.during)
+        untouched = {damage.block for damage in damages if not _is_done(fault, damage)}
+        done = tuple(sorted({damage.block for damage in damages} - untouched))
         wanted = _chosen(case, fault)
-        ok = changed == wanted != ()
-        yield Finding("fault-fired", ok, expected=f"{fault.kind} {_words(wanted)}", got=_words(changed))
+        yield Finding("fault-fired", done == wanted != (), expected=f"{fault.kind} {_words(wanted)}", got=_words(done))
+
+
+def save_failed(case: Case) -> Iterator[Finding]:
+    """The producer saved the blocks before the chosen one, and none from there on, for the reason of the fault."""
+    fault = case.cell.storage
+    if fault is None or fault.kind not in UNSAVED:
+        return
+    for record in case.records(Role.VICTIM):
+        everything, bad = range(case.prompt(record).full_block_count), _chosen(case, fault)
+        saved, (unsaved, reasons) = _saved(case), _unsaved(case)
+        right = bool(reasons) and all(reason.startswith(tuple(_errors(fault))) for reason in reasons)
+        ok = right and bad != () and saved == tuple(everything)[: bad[0]] and unsaved[:1] == bad[:1]
+        got = f"saved {_words(saved)}, not {_words(unsaved)} ({'; '.join(reasons) or 'no reason'})"
+        expected = f"not {_words(bad[:1])} and what follows ({' or '.join(_errors(fault))})"
+        yield Finding("fault-fired", ok, request=record.tag, expected=expected, got=got)
+
+
+def save_answered(case: Case) -> Iterator[Finding]:
+    """A prompt that could not be saved was computed all the same, and answered."""
+    if case.cell.storage and case.cell.storage.kind in UNSAVED:
+        saves = case.observation.process.saves
+        answers = [f"HTTP {save.status_code} {save.error}".strip() for save in saves]
+        ok = len(saves) > 0 and all(save.status_code == 200 and not save.error for save in saves)
+        yield Finding("save-answered", ok, expected="HTTP 200", got="; ".join(answers) or "not asked")
+
+
+def producer_alive(case: Case) -> Iterator[Finding]:
+    """The producer lived through saves that failed."""
+    if case.cell.storage and case.cell.storage.kind in UNSAVED:
+        count = sum(event.name is EventName.ENGINE_EXITED for event in case.observation.process.events)
+        yield Finding("producer-alive", count == 0, expected="0 exits", got=f"{count} exits")
 
 
 def kv_loaded_beside_damage(case: Case) -> Iterator[Finding]:
@@ -37,21 +67,34 @@ def kv_loaded_beside_damage(case: Case) -> Iterator[Finding]:
     if not (fault := case.cell.storage):
         return
     for record in case.records(Role.VICTIM):
-        everything, bad = range(case.prompt(record).full_block_count), _chosen(case, fault)
-        offered = tuple(everything)[: bad[0]] if fault.is_miss and bad else tuple(everything)
+        offered = _offered(case, fault, record)
         found, planned, loaded = (
             _first(case, record, name) for name in (EventName.LOOKUP, EventName.PLANNED, EventName.LOADED)
         )
-        sound = set(offered) - set(bad)
+        sound = set(offered) - (set(_chosen(case, fault)) if fault.fails else set())
+        # What was found too much of a torn save is a finding of its own.
+        found_right = found[: len(offered)] == offered if fault.kind in UNSAVED else found == offered
         looked_up = case.blocks(record, EventName.LOOKUP) != ()
-        ok = looked_up and found == planned == offered and sound <= set(loaded)
+        ok = looked_up and found_right and planned == found and sound <= set(loaded)
         got = f"found {_words(found)}, planned {_words(planned)}, loaded {_words(loaded)}"
         yield Finding("kv-loaded", ok, request=record.tag, expected=f"blocks {_words(offered)}", got=got)
 
 
+def torn_block_not_found(case: Case) -> Iterator[Finding]:
+    """Of a save that failed nothing is found but the blocks that were saved whole before."""
+    fault = case.cell.storage
+    if fault is None or fault.kind not in UNSAVED:
+        return
+    for record in case.records(Role.VICTIM, Role.CANARY):
+        offered = _offered(case, fault, record)
+        found = tuple(sorted({block for blocks in case.blocks(record, EventName.LOOKUP) for block in blocks}))
+        ok = set(found) <= set(offered)
+        yield Finding("torn-block-found", ok, "", record.tag, f"at most {_words(offered)}", _words(found))
+
+
 def damage_noticed(case: Case) -> Iterator[Finding]:
     """Each damaged block that was to be loaded was refused, for the right reason, and reported to vLLM."""
-    if not (fault := case.cell.storage) or fault.is_miss:
+    if not (fault := case.cell.storage) or not fault.fails:
         return
     for record in case.observation.requests:
         planned = {block for blocks in case.blocks(record, EventName.PLANNED) for block in blocks}
@@ -94,12 +137,23 @@ def volume_unchanged(case: Case) -> Iterator[Finding]:
 def damaged_for(case: Case, record: RequestRecord) -> frozenset[int]:
     """The blocks of the request's prompt whose reads must fail; none once the files were put back."""
     fault = case.cell.storage
-    if fault is None or fault.is_miss or record.planned.role is Role.RELOAD:
+    if fault is None or not fault.fails or record.planned.role is Role.RELOAD:
+        return frozenset()
+    if fault.kind is StorageKind.LATE_READ and record.planned.role is not Role.VICTIM:
         return frozenset()
     victim = case.prompt(case.records(Role.VICTIM)[0])
     return frozenset(_chosen(case, fault)) & set(
         range(shared_block_count(victim, case.prompt(record), case.block_size))
     )
+
+
+def torn_for(case: Case, record: RequestRecord) -> frozenset[int]:
+    """The blocks of the request's prompt that could not be saved: if one is found and its load fails, that is for
+    `torn_block_not_found` to say."""
+    fault = case.cell.storage
+    if fault is None or fault.kind not in UNSAVED or record.planned.role is Role.RELOAD:
+        return frozenset()
+    return frozenset(range(min(_chosen(case, fault), default=0), case.prompt(record).full_block_count))
 
 
 def may_fail(case: Case, record: RequestRecord) -> bool:
@@ -116,18 +170,46 @@ def may_fail(case: Case, record: RequestRecord) -> bool:
 
 
 def fired_count(case: Case) -> int:
-    """How many reads of the victim met the damage; for a miss, how many of its blocks were not found."""
+    """How many reads of the victim met the damage, or waited; for a miss, how many of its blocks were at fault."""
     fault = case.cell.storage
     if fault is None:
         return 0
-    if fault.is_miss:
+    if not fault.fails:
         return len(_chosen(case, fault))
     return sum(len(_refused(case, record)) for record in case.records(Role.VICTIM))
 
 
 def _chosen(case: Case, fault: StorageFault) -> Blocks:
     victims = case.records(Role.VICTIM)
-    return select(fault.blocks, case.prompt(victims[0]).full_block_count) if victims else ()
+    return fault.chosen(case.prompt(victims[0]).full_block_count) if victims else ()
+
+
+def _offered(case: Case, fault: StorageFault, record: RequestRecord) -> Blocks:
+    """The blocks that a lookup must find."""
+    everything, bad = tuple(range(case.prompt(record).full_block_count)), _chosen(case, fault)
+    return everything[: bad[0]] if fault.is_miss and bad else everything
+
+
+def _is_done(fault: StorageFault, damage: Damage) -> bool:
+    """Whether the file changed, and kept its first reader as long as it was to."""
+    kept = damage.held_s > 0 and (fault.kind is not StorageKind.SLOW_READ or damage.held_s >= SLOW_READ_S)
+    return damage.before != damage.during and (kept or fault.kind not in HELD)
+
+
+def _saved(case: Case) -> Blocks:
+    events = (e for e in case.observation.process.events if e.name is EventName.SAVED)
+    return tuple(sorted(block for event in events for block in event.blocks))
+
+
+def _unsaved(case: Case) -> tuple[Blocks, tuple[str, ...]]:
+    """The blocks that could not be saved, and why."""
+    events = [e for e in case.observation.process.events if e.name is EventName.SAVE_FAILED]
+    return tuple(block for event in events for block in event.blocks), tuple(event.reason for event in events)
+
+
+def _errors(fault: StorageFault) -> list[str]:
+    """How the journal's reasons begin: as Python words an OSError."""
+    return [f"[Errno {number}]" for number in SAVE_ERRORS[fault.kind]]
 
 
 def _refused(case: Case, record: RequestRecord) -> tuple[tuple[int, str], ...]:

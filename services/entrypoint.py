@@ -28,7 +28,7 @@ if not __package__:
     # Run as a script, Python searches this folder first, where our file names could hide other modules.
     sys.path[0] = str(ROOT)
 
-from services import model, supervisor  # noqa: E402
+from services import model, privileges, supervisor  # noqa: E402
 from services.journal import ENGINE_INFO_NAME  # noqa: E402
 
 EMBEDDED_MODEL = "smollm2"
@@ -230,6 +230,16 @@ def write_info(chosen: Settings, server: tuple[str, ...]) -> None:
     (folder / ENGINE_INFO_NAME).write_text(json.dumps(info(chosen, server, os.environ), indent=1))
 
 
+def engine_files(chosen: Settings) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+    """What an engine cannot do without: what it reads, and the folders that it writes to."""
+    weights = tuple(Path(chosen.model_path).iterdir()) if chosen.model_is_local else ()
+    chosen.kv_dir.mkdir(parents=True, exist_ok=True)
+    return (ROOT / "services", Path(sys.prefix), Path(sys.base_prefix), *weights), (
+        chosen.kv_dir,
+        chosen.evidence_dir / chosen.service,
+    )
+
+
 def _version(*distributions: str) -> str:
     """Of the first distribution that is installed; vLLM's CPU build has a name of its own."""
     for name in distributions:
@@ -252,6 +262,7 @@ def main() -> int:
     server = tuple(command(os.environ))
     print(shlex.join(server), flush=True)
     write_info(chosen, server)
+    privileges.obey_file_modes(*engine_files(chosen))
     return supervisor.run(
         supervisor.Engine(
             command=server,

@@ -302,8 +302,13 @@ def _check_size(file_bytes: int, payload_bytes: int) -> None:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[int]:
-    """A descriptor of a regular file, without ever waiting for a writer or following a link."""
-    fd = os.open(path, _READ_FLAGS)
+    """A descriptor of a regular file, without following a link or waiting for the writer of a FIFO."""
+    try:
+        fd = os.open(path, _READ_FLAGS)
+    except BlockingIOError:
+        # Another server of the volume has a lease on this file and has just been asked to give it up. Only regular
+        # files have leases.
+        fd = os.open(path, _READ_FLAGS & ~os.O_NONBLOCK)
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise _RefusedError(FailureReason.IO, "not a regular file")

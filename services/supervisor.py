@@ -11,8 +11,6 @@ Signals: SIGTERM and SIGINT stop the engine and exit 0; those of signals.py are 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import errno
 import os
 import signal
 import socket
@@ -29,6 +27,7 @@ import psutil
 import requests
 
 from services.journal import ENGINE_LOG_NAME, EventName, Journal
+from services.prctl import prctl
 from services.signals import KILL_ENGINE, PAUSE_ENGINE, RESUME_ENGINE
 
 STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT})
@@ -276,20 +275,11 @@ def _kill_descendants() -> None:
 
 
 def _adopt_orphans() -> None:
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def _die_with(parent_pid: int, number: signal.Signals) -> None:
     """Get `number` when the parent dies, also when it died before this call."""
-    _prctl(PR_SET_PDEATHSIG, number)
+    prctl(PR_SET_PDEATHSIG, number)
     if os.getppid() != parent_pid:
         os.kill(os.getpid(), number)
-
-
-def _prctl(option: int, value: int) -> None:
-    if _LIBC.prctl(option, value, 0, 0, 0) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, f"prctl({option}): {errno.errorcode.get(code, code)}")
-
-
-_LIBC = ctypes.CDLL(None, use_errno=True)

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import takewhile
@@ -154,8 +154,7 @@ vllm:cache_config_info{{block_size="{BLOCK_SIZE}",num_gpu_blocks="728"}} 1
         """As the connector and vLLM do it: look into the own cache, load from the store, repair or fail, keep."""
         keys = prefixes(request.prompt)
         if self.service == PREFILL:
-            self._store.update(keys)
-            return right(request)
+            return self._saved(request, keys)
         cached = self._cached(keys)
         done = self._load(request, keys, len(cached))
         loaded = (*cached, *(block not in done.garbage for block in range(len(cached), len(keys))))
@@ -203,25 +202,38 @@ vllm:cache_config_info{{block_size="{BLOCK_SIZE}",num_gpu_blocks="728"}} 1
         control = request.control
         if control.load is LoadMode.OFF:
             return Harm()
-        stored_count = stored(self._wrong, request, sum(1 for _ in takewhile(self._store.__contains__, keys)))
+        stored_count = stored(self._wrong, request, self._found(request, keys))
         blocks = tuple(range(cached_count, min(stored_count, control.offer_blocks)))
         mode = control.load if blocks and self._wrong is not Wrong.LOADS_SYNC else LoadMode.SYNC
         self._write(EventName.OFFERED, request, mode, blocks)
         if not blocks:
             return Harm()
         for load_index in range(LOAD_COUNT_MAX):
-            done = harm(self._wrong, request, blocks, load_index)
+            self._write(EventName.PLANNED, request, mode, blocks)
+            done = self._read_blocks(request, mode, blocks, load_index)
             self._journal_load(request, mode, blocks, done)
             if not offered_again(request, blocks, done):
                 break
         return done
 
+    # What a store does; here it is a set of prefixes.
+
+    def _saved(self, request: Request, keys: tuple[Tokens, ...]) -> Answer:
+        self._store.update(keys)
+        return right(request)
+
+    def _found(self, request: Request, keys: tuple[Tokens, ...]) -> int:  # noqa: ARG002
+        return sum(1 for _ in takewhile(self._store.__contains__, keys))
+
+    def _read_blocks(self, request: Request, mode: LoadMode, blocks: Blocks, load_index: int) -> Harm:  # noqa: ARG002
+        return harm(self._wrong, request, blocks, load_index)
+
     def _journal_load(self, request: Request, mode: LoadMode, blocks: Blocks, done: Harm) -> None:
-        self._write(EventName.PLANNED, request, mode, blocks)
         time.sleep(done.delay_s)
         if done.failed:
             self._write(EventName.FAILED, request, mode, done.failed)
-        self._write(EventName.LOADED, request, mode, tuple(block for block in blocks if block not in done.failed))
+        loaded = tuple(block for block in blocks if block not in done.failed)
+        self._write(EventName.LOADED, request, mode, loaded, digests=done.digests)
         for fired in done.fired:
             self._write(EventName.FAULT_FIRED, request, mode, fired, request.control.fault.kind)
         if mode is LoadMode.ASYNC:
@@ -229,8 +241,18 @@ vllm:cache_config_info{{block_size="{BLOCK_SIZE}",num_gpu_blocks="728"}} 1
         if done.journaled:
             self._write(EventName.REPORTED, request, mode, done.journaled)
 
-    def _write(self, name: EventName, request: Request, mode: str = "", blocks: Blocks = (), reason: str = "") -> None:
-        self._journal.write(name, request=request.control.tag, mode=mode, blocks=blocks, reason=reason)
+    def _write(
+        self,
+        name: EventName,
+        request: Request,
+        mode: str = "",
+        blocks: Blocks = (),
+        reason: str = "",
+        digests: tuple[str, ...] = (),
+        keys: tuple[str, ...] = (),
+    ) -> None:
+        tag = request.control.tag
+        self._journal.write(name, request=tag, mode=mode, blocks=blocks, reason=reason, digests=digests, keys=keys)
 
 
 def offered_again(request: Request, blocks: Blocks, done: Harm) -> bool:
@@ -317,11 +339,17 @@ def simulated_stack(evidence_dir: Path, wrong: Wrong) -> Iterator[AttachStack]:
     """A producer and all consumers, all `wrong` in the same way, in threads of this process."""
     evidence_dir.mkdir()
     store: set[Tokens] = set()
+    engines = [SimulatedEngine(service, store, evidence_dir, wrong) for service in (PREFILL, *ENGINES)]
+    with attached(engines, evidence_dir, None) as stack:
+        yield stack
+
+
+@contextmanager
+def attached(engines: Iterable[SimulatedEngine], evidence_dir: Path, kv_dir: Path | None) -> Iterator[AttachStack]:
     with ExitStack() as running:
-        engines = [SimulatedEngine(service, store, evidence_dir, wrong) for service in (PREFILL, *ENGINES)]
         servers = [running.enter_context(serving(engine)) for engine in engines]
         urls = {server.engine.service: f"http://127.0.0.1:{server.server_address[1]}" for server in servers}
-        yield AttachStack(urls, None, evidence_dir)
+        yield AttachStack(urls, kv_dir, evidence_dir)
     assert [defect for server in servers for defect in server.defects] == []
 
 

@@ -21,7 +21,7 @@ from services.faults import FaultKind
 from services.journal import EventName, Journal
 from tests.engines import ENGINES
 from tests.simulated_engine import simulated_stack
-from tests.ways_to_be_wrong import Wrong
+from tests.ways_to_be_wrong import OF_STORAGE, Wrong
 
 MATRIX = Path(__file__).resolve().parents[1] / "harness" / "matrix" / "example.yaml"
 EXAMPLE = load_plan(MATRIX, ENGINES)
@@ -219,5 +219,5 @@ def streamed(plan: Plan) -> Plan:
 
 def test_every_way_to_be_wrong_is_tested() -> None:
     apart = {Wrong.NOTHING, Wrong.NEAR_TIE, Wrong.HANGS, Wrong.STREAM_WITHOUT_END}
-    apart |= {Wrong.LEAKS_REQUEST, Wrong.LEAKS_BLOCKS}
+    apart |= {Wrong.LEAKS_REQUEST, Wrong.LEAKS_BLOCKS} | OF_STORAGE
     assert {case.wrong for case in CASES} == set(Wrong) - apart

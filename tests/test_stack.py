@@ -241,6 +241,29 @@ def test_unknown_service(tmp_path: Path) -> None:
         ProcessStack(compose_file, tmp_path, None, {}, services=("two",))
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root ignores file modes")
+@pytest.mark.parametrize("bounding_set", ["-dac_override,-dac_read_search", "-dac_override", ""])
+def test_whether_an_engine_obeys_file_modes(bounding_set: str, tmp_path: Path) -> None:
+    stack = ProcessStack(write_compose(tmp_path, {"decode": "fine"}), tmp_path / "run", None, process_environ())
+    assert not stack.obeys_file_modes("decode")
+    limit = [f"--bounding-set={bounding_set}"] if bounding_set else []
+    with subprocess.Popen(["setpriv", *limit, "sleep", "60"]) as engine:
+        Journal(stack.evidence_dir, "decode").write(EventName.ENGINE_STARTED, pid=engine.pid)
+        eventually(lambda: Path(f"/proc/{engine.pid}/comm").read_text() == "sleep\n")
+        assert stack.obeys_file_modes("decode") == (bounding_set.count("-dac") == 2)
+        engine.kill()
+    assert not stack.obeys_file_modes("decode")
+
+
+def test_a_small_disk_is_named_by_the_environment(tmp_path: Path) -> None:
+    compose_file = write_compose(tmp_path, {"decode": "fine"})
+    for value, folder in (("/mnt/small", Path("/mnt/small")), ("", None)):
+        environ = process_environ(KVPROOF_SMALL_DIR=value)
+        assert ProcessStack(compose_file, tmp_path / "run", None, environ).small_dir == folder
+    assert ComposeStack(compose_file, {"KVPROOF_IN_COMPOSE": "1"}, ("decode",)).small_dir == Path("/small")
+    assert ComposeStack(compose_file, {"KVPROOF_SMALL_DIR": "/small"}, ("decode",)).small_dir is None
+
+
 def test_attach(tmp_path: Path) -> None:
     with fake_server.running() as fake, AttachStack({"decode": fake.url}, None, tmp_path) as stack:
         stack.wait_ready(["decode"], 5, SILENT)

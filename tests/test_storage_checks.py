@@ -21,7 +21,7 @@ from harness.records import (
     VolumeFile,
     VolumeRecord,
 )
-from harness.storage_kinds import REASONS, StorageKind
+from harness.storage_kinds import HELD, LONE, MISSES, REASONS, SAVE_ERRORS, SLOW_READ_S, UNSAVED, StorageKind
 from services.faults import FaultKind, LoadMode
 from services.journal import Event, EventName
 from tests.builders import (
@@ -43,6 +43,8 @@ from tests.builders import (
 from tests.storage_builders import storage_cell, storage_observation
 
 MISSING, FLIPPED, INDEX_MISSING = StorageKind.PAYLOAD_MISSING, StorageKind.FLIPPED_LAST, StorageKind.INDEX_MISSING
+SLOW, ENDLESS, EMPTIED = StorageKind.SLOW_READ, StorageKind.ENDLESS_READ, StorageKind.EMPTIED
+FULL, READ_ONLY = StorageKind.FULL_DISK, StorageKind.READ_ONLY
 MIDDLE = BLOCK_COUNT // 2
 VICTIM_TAG, CANARY_TAG, RELOAD_TAG = "tag-victim", "tag-canary", "tag-reload"
 
@@ -72,6 +74,14 @@ GREEN = [
     for blocks in ("first", "middle", "last", "all", (1, 5))
     for mix in (False, True)
 ]
+GREEN += [
+    pytest.param(storage_cell(kind, blocks, load=load, policy=policy), id=f"{policy}-{kind}-{load}-{blocks}")
+    for policy in ("recompute", "fail")
+    for load in (LoadMode.SYNC, LoadMode.ASYNC)
+    for kind in StorageKind
+    if kind in HELD | LONE
+    for blocks in ("first", "middle", "last", "all")
+]
 
 
 @pytest.mark.parametrize("of", GREEN)
@@ -87,8 +97,9 @@ def test_every_kind_has_its_reason(kind: StorageKind) -> None:
     assert judged(of, storage_observation(of)).outcome is Outcome.RECOVERED
 
 
-def test_only_a_miss_has_no_reason() -> None:
-    assert set(StorageKind) - set(REASONS) == {INDEX_MISSING}
+def test_only_misses_and_what_is_just_slow_have_no_reason() -> None:
+    assert set(StorageKind) - set(REASONS) == MISSES | {SLOW}
+    assert set(SAVE_ERRORS) == UNSAVED < MISSES
 
 
 @pytest.mark.parametrize(
@@ -97,6 +108,9 @@ def test_only_a_miss_has_no_reason() -> None:
         (MISSING, "all", Evidence(0, BLOCK_COUNT, BLOCK_COUNT, BLOCK_COUNT)),
         (MISSING, "middle", Evidence(BLOCK_COUNT - 1, 1, 1, 1)),
         (INDEX_MISSING, "middle", Evidence(MIDDLE, 0, 0, 1)),
+        (SLOW, "middle", Evidence(BLOCK_COUNT, 0, 0, 1)),
+        (FULL, "middle", Evidence(MIDDLE, 0, 0, 1)),
+        (READ_ONLY, "all", Evidence(0, 0, 0, 1)),
     ],
 )
 def test_evidence_counts(kind: StorageKind, blocks: str, counts: Evidence) -> None:
@@ -189,6 +203,46 @@ def without_reload(seen: Observation) -> Observation:
     return replace(drops(*EventName, tag=RELOAD_TAG)(seen), requests=requests)
 
 
+def damage_one(**fields: object) -> Change:
+    """The first damage only."""
+
+    def change(seen: Observation) -> Observation:
+        first, *others = seen.volume.damages
+        damages = (replace(first, **fields), *others)  # type: ignore[arg-type]
+        return replace(seen, volume=replace(seen.volume, damages=damages))
+
+    return change
+
+
+def saves(name: EventName, **fields: object) -> Change:
+    """The producer's journal says something else about the save."""
+
+    def change(seen: Observation) -> Observation:
+        events = (replace(e, **fields) if e.name is name else e for e in seen.process.events)  # type: ignore[arg-type]
+        return replace(seen, process=replace(seen.process, events=tuple(events)))
+
+    return change
+
+
+def answers_of_prefill(**fields: object) -> Change:
+    return lambda seen: replace(seen, process=replace(seen.process, **fields))  # type: ignore[arg-type]
+
+
+def prefill_dies(seen: Observation) -> Observation:
+    return replace(seen, process=replace(seen.process, events=(*seen.process.events, event(ENGINE_EXITED, ""))))
+
+
+def finds_one_more(seen: Observation) -> Observation:
+    """The block whose save failed is found, and loaded."""
+    for name in (EventName.LOOKUP, EventName.PLANNED, EventName.LOADED):
+        seen = changes(name, blocks=tuple(range(MIDDLE + 1)))(seen)
+    return seen
+
+
+def canary_finds_all(seen: Observation) -> Observation:
+    return adds(event(EventName.LOOKUP, CANARY_TAG, tuple(range(BLOCK_COUNT))))(seen)
+
+
 def held(change: Change) -> Change:
     return lambda seen: replace(change(seen), settled=False)
 
@@ -209,6 +263,9 @@ def wrong(
     return Wrong(name, change, outcome, frozenset(broken), kind, policy)
 
 
+SAVED, SAVE_FAILED, ENGINE_EXITED = EventName.SAVED, EventName.SAVE_FAILED, EventName.ENGINE_EXITED
+NOT_ASKED = ("save-answered", "fault-fired")
+COLLATERAL, CRASHED = Outcome.COLLATERAL, Outcome.CRASHED
 LEAKED, UNPROVEN, UNREPORTED, POISONED, WRONG_OUTPUT = (
     Outcome.LEAKED,
     Outcome.UNPROVEN,
@@ -235,6 +292,36 @@ CASES = (
         kind=INDEX_MISSING,
     ),
     wrong("reload reports", adds(event(EventName.REPORTED, RELOAD_TAG, (MIDDLE,))), UNPROVEN, "nothing-else-failed"),
+    wrong("nobody waited", damage(held_s=0.0), UNPROVEN, "fault-fired", kind=ENDLESS),
+    wrong("waited too short", damage(held_s=SLOW_READ_S / 2), UNPROVEN, "fault-fired", kind=SLOW),
+    wrong("a slow read fails", fails(Role.VICTIM), WRONG_OUTPUT, "victim-equals-oracle", kind=SLOW, policy="fail"),
+    wrong(
+        "a slow read reported",
+        adds(event(EventName.REPORTED, VICTIM_TAG, (MIDDLE,))),
+        UNPROVEN,
+        "nothing-else-failed",
+        kind=SLOW,
+    ),
+    wrong("an endless read unnoticed", loads_damaged_bytes, UNREPORTED, "failure-reported", kind=ENDLESS),
+    wrong("volume emptied in part", damage_one(during="sound"), UNPROVEN, "fault-fired", kind=EMPTIED),
+    wrong("disk not full", saves(SAVE_FAILED, blocks=()), UNPROVEN, "fault-fired", kind=FULL),
+    wrong("disk full too late", saves(SAVED, blocks=tuple(range(MIDDLE + 1))), UNPROVEN, "fault-fired", kind=FULL),
+    wrong("disk full too early", saves(SAVED, blocks=(0,)), UNPROVEN, "fault-fired", kind=FULL),
+    wrong("another error", saves(SAVE_FAILED, reason="[Errno 5] I/O"), UNPROVEN, "fault-fired", kind=FULL),
+    wrong("save not asked", answers_of_prefill(events=(), saves=()), COLLATERAL, *NOT_ASKED, kind=FULL),
+    wrong("prefill fails", answers_of_prefill(saves=(refused(),)), COLLATERAL, "save-answered", kind=FULL),
+    wrong("prefill dies", prefill_dies, CRASHED, "producer-alive", kind=READ_ONLY),
+    wrong("torn block found", finds_one_more, POISONED, "torn-block-found", kind=FULL),
+    wrong("torn block found by the canary", canary_finds_all, POISONED, "torn-block-found", kind=FULL),
+    wrong(
+        "torn block used",
+        lambda seen: garbage(Role.VICTIM)(finds_one_more(seen)),
+        WRONG_OUTPUT,
+        "torn-block-found",
+        "victim-equals-oracle",
+        kind=FULL,
+    ),
+    wrong("a full disk fails the decode", fails(Role.VICTIM), WRONG_OUTPUT, "victim-equals-oracle", kind=FULL),
     wrong("reload missing", without_reload, UNPROVEN, "reload-sent"),
     wrong("blocks held, so no reload", held(without_reload), LEAKED, "nothing-leaked"),
     wrong("blocks held after a reload", held(lambda seen: seen), LEAKED, "nothing-leaked"),

@@ -15,8 +15,8 @@ from harness.plan import load_plan, select_cells
 from harness.records import Outcome, Role, Status
 from harness.runner import _Turns
 from harness.storage import RunFolder
-from harness.storage_kinds import StorageFault, StorageKind
-from services.faults import NO_FAULT, FaultKind, LoadMode
+from harness.storage_kinds import LONE, StorageFault, StorageKind
+from services.faults import NO_FAULT, BlockSelector, FaultKind, LoadMode
 from tests.engines import ENGINES
 from tests.simulated_engine import simulated_stack
 from tests.ways_to_be_wrong import Wrong
@@ -69,11 +69,37 @@ def test_a_miss_is_no_failure(policy: str, tmp_path: Path) -> None:
             r"times means nothing for kind fifo @ cells.0.fault.times \(line 6; it belongs to report",
         ),
         ("{kind: fifo, delay_s: 2}", r"delay_s means nothing for kind fifo"),
+        ("{kind: emptied, blocks: first}", r"blocks means nothing for kind emptied"),
+        ("{kind: read-only, blocks: first}", r"blocks means nothing for kind read-only"),
     ],
 )
 def test_mistakes(fault: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=message):
         load_plan(matrix(tmp_path, f"engine: decode-fail, load: sync, fault: {fault}"), ENGINES)
+
+
+@pytest.mark.parametrize("kind", sorted(LONE))
+def test_kinds_that_are_exact_for_a_victim_alone(kind: StorageKind, tmp_path: Path) -> None:
+    workload = "workload: {kind: group, victim: harbour, bystanders: harbour}"
+    path = tmp_path / "matrix.yaml"
+    entry = f"engine: decode-fail, load: sync, fault: {{kind: {kind}}}, {workload}"
+    path.write_text(f"{HEAD}  - {{why: Because., {entry}}}\n")
+    with pytest.raises(UsageError, match=f"{kind} is exact for a victim alone @ cells.0.workload.kind"):
+        load_plan(path, ENGINES)
+
+
+@pytest.mark.parametrize(
+    ("kind", "blocks", "chosen"),
+    [
+        (StorageKind.FULL_DISK, "all", (0,)),
+        (StorageKind.FULL_DISK, (2, 4), (2,)),
+        (StorageKind.READ_ONLY, "all", (0,)),
+        (StorageKind.EMPTIED, "first", (0, 1, 2, 3, 4)),
+        (StorageKind.ENDLESS_READ, "last", (4,)),
+    ],
+)
+def test_which_blocks_are_at_fault(kind: StorageKind, blocks: BlockSelector, chosen: tuple[int, ...]) -> None:
+    assert StorageFault(kind, blocks).chosen(5) == chosen
 
 
 # The shipped matrix.

@@ -92,6 +92,25 @@ class Wrong(StrEnum):
     """The second measurement differs."""
     ORACLE_LOADS_NOTHING = "oracle-loads-nothing"
 
+    # With faults in storage; what else is wrong shows in requests whose reads fail.
+    LOADS_DAMAGED_BYTES = "loads-damaged-bytes"
+    """Nothing is checked, and nothing reported."""
+    READS_WITHOUT_DEADLINE = "reads-without-deadline"
+    KEEPS_LATE_BYTES = "keeps-late-bytes"
+    """A read that was given up spoils the block that was repaired meanwhile."""
+    FAILS_WITH_STORAGE = "fails-with-storage"
+    """Under policy recompute, too."""
+    HOLDS_BLOCKS = "holds-blocks"
+    """For ever, and its metrics do not say so; only the prefix cache cannot be emptied any more."""
+    PUBLISHES_TORN_BLOCKS = "publishes-torn-blocks"
+    """A block whose save failed is in the index."""
+    PREFILL_FAILS_WITHOUT_ROOM = "prefill-fails-without-room"
+    PREFILL_DIES_WITHOUT_ROOM = "prefill-dies-without-room"
+
+
+OF_STORAGE = frozenset(list(Wrong)[list(Wrong).index(Wrong.LOADS_DAMAGED_BYTES) :])
+"""What only engines with a real volume can do wrong."""
+
 
 @dataclass(frozen=True)
 class Request:
@@ -141,7 +160,8 @@ class Answer:
 @dataclass(frozen=True)
 class Harm:
     """What happens to a load: the blocks of each FAULT_FIRED event, the blocks that hold `garbage`, those `reported`
-    to the engine and `journaled` as reported, and those that the store itself `failed`."""
+    to the engine and `journaled` as reported, and those that the store itself `failed`. `digests`: of what was read
+    into the other blocks, if anything was read at all."""
 
     fired: tuple[Blocks, ...] = ()
     garbage: Blocks = ()
@@ -149,6 +169,7 @@ class Harm:
     journaled: Blocks = ()
     failed: Blocks = ()
     delay_s: float = 0.0
+    digests: tuple[str, ...] = ()
 
 
 # Tokens.

@@ -39,9 +39,11 @@ Lever = Callable[[signal.Signals], None]
 
 class Stack(ABC):
     """Running engines. `services` are their names; `kv_dir` is the shared KV folder as seen from here, or None
-    where it cannot be reached (then storage faults cannot be done)."""
+    where it cannot be reached (then storage faults cannot be done). `small_dir` is a folder on a small disk, reached by
+    the same path from the engines, that may be filled up; None where there is none."""
 
     name: str
+    small_dir: Path | None = None
     in_compose = False
     """Whether the harness itself is a container of the stack."""
 
@@ -77,6 +79,11 @@ class Stack(ABC):
     def kill_engine(self, service: str) -> None:
         """Have the vLLM process killed; its supervisor starts another one. Raises as `lever` and its lever do."""
         self.lever(service)(KILL_ENGINE)
+
+    def obeys_file_modes(self, service: str) -> bool:  # noqa: ARG002
+        """Whether the service's engine obeys the modes of files although it may run as root. False where that is not
+        known."""
+        return False
 
     def __enter__(self) -> Self:
         self.start()

@@ -31,6 +31,7 @@ DEFAULT_PROJECT = "kvproof"
 DOCKER_SOCKET = Path("/var/run/docker.sock")
 KV_MOUNT = "/kv"
 EVIDENCE_MOUNT = "/evidence"
+SMALL_MOUNT = "/small"
 ENDED_STATES = ("exited", "dead")
 START_HINT = "start the stack with `make up` or `docker compose up --detach`"
 
@@ -53,6 +54,8 @@ class ComposeStack(Stack):
         )
         self._compose_file = compose_file
         self.in_compose = environ.get("KVPROOF_IN_COMPOSE", "") == "1"
+        # On the host the folder has another path than in the engines.
+        self.small_dir = Path(environ.get("KVPROOF_SMALL_DIR", SMALL_MOUNT)) if self.in_compose else None
         self._project = environ.get("COMPOSE_PROJECT_NAME", DEFAULT_PROJECT)
         self._container_ports = {engine.service: engine.container_port for engine in engines}
         self._urls = {service: f"http://{service}:{port}" for service, port in self._container_ports.items()}

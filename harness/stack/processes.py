@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -26,6 +27,8 @@ HOST = "127.0.0.1"
 STOP_GRACE_S = 20.0
 SUPERVISOR_LOG_NAME = "supervisor.log"
 MODEL_FOLDER = Path(".cache/smollm2")
+FILE_MODE_CAPABILITIES = 1 << 1 | 1 << 2
+"""CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH, as bits of /proc/<pid>/status: who has them may ignore file modes."""
 
 
 class ProcessStack(Stack):
@@ -49,6 +52,7 @@ class ProcessStack(Stack):
         self._compose_file = compose_file
         self._root = compose_file.resolve().parent
         self._environ = environ
+        self.small_dir = Path(environ["KVPROOF_SMALL_DIR"]) if environ.get("KVPROOF_SMALL_DIR") else None
         self._ports: dict[str, socket.socket] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
@@ -87,6 +91,12 @@ class ProcessStack(Stack):
 
     def lever(self, service: str) -> Lever:
         return self._processes[service].send_signal
+
+    def obeys_file_modes(self, service: str) -> bool:
+        """By the capabilities of the running engine."""
+        status = Path(f"/proc/{self._life(service).read().pid}/status")
+        effective = re.search(r"^CapEff:\s*([0-9a-f]+)$", status.read_text() if status.exists() else "", re.MULTILINE)
+        return effective is not None and not int(effective[1], 16) & FILE_MODE_CAPABILITIES
 
     def _port(self, service: str) -> int:
         return int(self._ports[service].getsockname()[1])
