@@ -35,6 +35,7 @@ from harness.plan import load_plan, select_cells
 from harness.records import Plan, Report
 from harness.report import JSON_NAME, print_report, watching, write_reports
 from harness.report.compare_formats import print_comparison, to_html, to_markdown
+from harness.report.console import OutputConsole, print_raw
 from harness.report.doctor_table import print_checks
 from harness.report.view import visible
 from harness.runner import PREFILL
@@ -82,7 +83,7 @@ def _run(options: RunOptions) -> int:
 
 
 def _list(options: ListOptions) -> int:
-    console = Console(highlight=False)
+    console = OutputConsole()
     for cell in _plan(options).cells:
         console.print(visible(f"{cell.id}  [{cell.expected}]  {cell.why}"), markup=False, soft_wrap=True)
     return 0
@@ -100,32 +101,32 @@ def _compare(options: CompareOptions) -> int:
     if options.html:
         write_text(options.html, to_html(comparison))
     if options.markdown:
-        sys.stdout.write(to_markdown(comparison))
+        print_raw(to_markdown(comparison))
     else:
-        print_comparison(comparison, Console(highlight=False))
+        print_comparison(comparison, OutputConsole())
     return 1 if comparison.worse else 0
 
 
 def _doctor(options: DoctorOptions) -> int:
     checks = examine(ROOT, os.environ, options.stack, options.runs, options.kv_dir)
-    print_checks(checks, options.stack, Console(highlight=False))
+    print_checks(checks, options.stack, OutputConsole())
     return HarnessError.exit_code if State.PROBLEM in (check.state for check in checks.values()) else 0
 
 
 def _completion(options: CompletionOptions) -> int:
-    print(shtab.complete(make_parser({}), options.shell))
+    print_raw(shtab.complete(make_parser({}), options.shell) + "\n")
     return 0
 
 
 def _console(options: OutputOptions) -> Console:
-    return Console(highlight=False, stderr=options.json)
+    return OutputConsole(stderr=options.json)
 
 
 def _tell(report: Report, folder: RunFolder, options: OutputOptions, console: Console) -> int:
     write_reports(report, folder.path)
     print_report(report, console, quiet=options.quiet)
     if options.json:
-        sys.stdout.write((folder.path / JSON_NAME).read_text())
+        print_raw((folder.path / JSON_NAME).read_text())
     return report.exit_code
 
 

@@ -22,11 +22,10 @@ if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 try:
-    from rich.console import Console
-
     from harness.command_line import parse
     from harness.commands import execute
     from harness.errors import HarnessError
+    from harness.report.console import OutputConsole
     from harness.report.view import visible
 except ModuleNotFoundError as error:
     if __name__ != "__main__":
@@ -43,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
-    console = Console(highlight=False, stderr=True)
+    console = OutputConsole(stderr=True)
     try:
         return execute(parse(sys.argv[1:] if arguments is None else arguments, os.environ))
     except HarnessError as error:

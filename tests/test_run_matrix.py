@@ -194,6 +194,16 @@ def test_a_package_that_is_missing_is_named(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("arguments", [["list"], ["completion", "bash"], ["doctor", "--stack", "attach"]])
+def test_a_reader_that_has_gone_changes_no_exit_code(arguments: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "harness/run_matrix.py", *arguments]
+    done = subprocess.run(command, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_an_old_python_is_told() -> None:
     start = "import runpy, sys; sys.version_info = (3, 10, 9); runpy.run_path(sys.argv[1], run_name='__main__')"
     command = [sys.executable, "-c", start, "harness/run_matrix.py"]

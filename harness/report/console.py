@@ -1,0 +1,33 @@
+"""The terminal or pipe that a command prints to, which may be gone before the command is done."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from rich.console import Console
+
+
+class OutputConsole(Console):
+    """rich's, but a reader that has gone (`| head`) ends nothing: a run goes on, its exit code stays the judge's."""
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        super().__init__(highlight=False, stderr=stderr)
+
+    def on_broken_pipe(self) -> None:
+        _nobody_reads(self.file.fileno())
+
+
+def print_raw(text: str) -> None:
+    """`text` on stdout as it is."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _nobody_reads(sys.stdout.fileno())
+
+
+def _nobody_reads(descriptor: int) -> None:
+    """Whatever is still written there goes nowhere."""
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), descriptor)
