@@ -213,15 +213,15 @@ def test_the_terminal_names_what_is_worse_first_and_how_to_repeat_it() -> None:
     assert lines[at + 3].split() == ["better", "b", "fail", "wrong-output", "pass", "recovered"]
     assert f"  {long_id}: victim-equals-oracle [t-victim]: token ids differ (expected Paris, got small)" in lines
     assert any(line.startswith("  repeat:   python harness/run_matrix.py run") for line in lines)
-    assert lines[-1] == "1 cell got worse, 1 changed otherwise, 0 are as they were"
+    assert lines[-1] == "1 cell got worse; 1 better, 0 as before"
 
 
 def test_the_headline() -> None:
-    assert headline(compare(run_of(a=GREEN), run_of(a=GREEN))) == (
-        "nothing got worse, 0 changed otherwise, 1 are as they were"
-    )
-    worse = compare(run_of(a=GREEN, b=GREEN), run_of(a=WRONG, b=CRASHED))
-    assert headline(worse).startswith("2 cells got worse, 0 changed")
+    assert headline(compare(run_of(a=GREEN), run_of(a=GREEN))) == "nothing got worse; 1 as before"
+    before = run_of(a=GREEN, b=GREEN, c=GREEN, d=WRONG, e=WRONG)
+    after = run_of(a=WRONG, b=CRASHED, d=GREEN, e=CRASHED, f=GREEN, g=WRONG)
+    words = "3 cells got worse; 1 better, 1 different, 1 appeared, 1 vanished, 0 as before"
+    assert headline(compare(before, after)) == words
 
 
 @pytest.mark.parametrize("write", [printed, to_markdown, to_html])
@@ -286,7 +286,7 @@ def test_the_exit_code_says_whether_something_got_worse(
     assert html.read_text().startswith("<!doctype html>")
     assert "1 cell got worse" in capsys.readouterr().out
     assert main(["compare", bad, good, "--markdown"]) == 0
-    assert capsys.readouterr().out.startswith("## kvproof: nothing got worse, 1 changed otherwise")
+    assert capsys.readouterr().out.startswith("## kvproof: nothing got worse; 1 better")
     assert main(["compare", good, good]) == 0
     assert before == {path: path.read_bytes() for run in runs for path in run.rglob("*") if path.is_file()}
 

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from harness.errors import LeverMissing, StackError, UsageError
+from harness.records import EngineInfo, Versions
 from harness.stack import AttachStack, ComposeStack, ProcessStack, compose
 from harness.stack.definition import InterpolationError, changed_variables, interpolate, read_engines
 from harness.stack.life import EngineLife, LifeReader
@@ -204,6 +205,7 @@ def test_a_kv_folder_without_rights(tmp_path: Path) -> None:
 
 HARNESS = """
 import sys, pathlib, os
+from harness.records import EngineInfo, Versions
 from harness.stack import ProcessStack
 with ProcessStack(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), None, os.environ) as stack:
     stack.wait_ready(stack.services, 60, lambda text: print(text, flush=True))
@@ -305,6 +307,18 @@ def test_inside_compose_everything_follows_from_the_file(tmp_path: Path) -> None
     assert str(stack.first_exit()).startswith("decode-fail: the engine ended before it was ready (exit code 1)")
     with pytest.raises(StackError, match="decode-fail: the engine ended"):
         stack.wait_ready(stack.services, 5, SILENT)
+
+
+def test_what_started_containers_otherwise_than_by_default() -> None:
+    environ = {"KVPROOF_IN_COMPOSE": "1", "COMPOSE_PROFILES": "extra"}
+    engines = read_engines(ROOT / "compose.yaml", {"KV_VERIFY_CHECKSUM": "false"})
+    infos = {
+        engine.service: EngineInfo(Versions("", "", "", "", ""), dict(engine.environment), ()) for engine in engines
+    }
+    for more, profile in (({}, ()), (environ, (("COMPOSE_PROFILES", "extra"),))):
+        stack = ComposeStack(ROOT / "compose.yaml", more, ("prefill",))
+        assert stack.changed_variables(infos) == (*profile, ("KV_VERIFY_CHECKSUM", "false"))
+        assert stack.in_compose is bool(more)
 
 
 def test_no_docker_engine(tmp_path: Path) -> None:

@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from matrix_run import matrix_run
+from matrix_run import MatrixRun, matrix_run
+
+from harness.compare import Kind, compare, stored
+from harness.storage import RunFolder
 
 pytestmark = pytest.mark.engine
 
 CELL_S_MAX = 3.0
 
 
-def test_storage_matrix_is_green_with_evidence(tmp_path: Path) -> None:
-    with matrix_run(tmp_path / "runs", "--matrix", "storage") as run:
-        assert run.finish() == 0, run.output
-    cells = run.cells()
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> MatrixRun:
+    """The whole storage matrix, run once."""
+    with matrix_run(tmp_path_factory.mktemp("storage") / "runs", "--matrix", "storage") as run:
+        run.finish()
+    return run
+
+
+@pytest.fixture(scope="module")
+def unchecked(tmp_path_factory: pytest.TempPathFactory) -> MatrixRun:
+    """The cells with flipped bits, with a connector that does not look at its checksums."""
+    only = ("--matrix", "storage", "--only", "recompute-flipped-*")
+    with matrix_run(tmp_path_factory.mktemp("unchecked") / "runs", *only, KV_VERIFY_CHECKSUM="false") as run:
+        run.finish()
+    return run
+
+
+def test_storage_matrix_is_green_with_evidence(whole: MatrixRun) -> None:
+    assert whole.process.returncode == 0, whole.output
+    cells = whole.cells()
     for name, cell in cells.items():
         evidence = cell["evidence"]
         assert isinstance(evidence, dict)
@@ -24,18 +41,29 @@ def test_storage_matrix_is_green_with_evidence(tmp_path: Path) -> None:
         assert cell["status"] == "pass", name
         assert (evidence["fault_fired"] > 0) == (cell["fault"] != "none"), name
         assert (evidence["reported_blocks"] > 0) == (cell["outcome"] in ("recovered", "failed-cleanly")), name
-    assert float(str(run.report["cells_s"])) / len(cells) <= CELL_S_MAX
+    assert float(str(whole.report["cells_s"])) / len(cells) <= CELL_S_MAX
 
 
-def test_without_the_checksum_flipped_bits_in_the_payload_are_red(tmp_path: Path) -> None:
+def test_without_the_checksum_flipped_bits_in_the_payload_are_red(unchecked: MatrixRun) -> None:
     """Only those: the header has a checksum of its own, which cannot be switched off."""
-    only = ("--matrix", "storage", "--only", "recompute-flipped-*")
-    with matrix_run(tmp_path / "runs", *only, KV_VERIFY_CHECKSUM="false") as run:
-        assert run.finish() == 1, run.output
-    found = {name: (str(cell["status"]), str(cell["outcome"])) for name, cell in run.cells().items()}
-    payload = {name for name in found if "flipped-" in name and name.endswith("-middle")}
+    assert unchecked.process.returncode == 1, unchecked.output
+    found = {name: (str(cell["status"]), str(cell["outcome"])) for name, cell in unchecked.cells().items()}
+    payload = payload_cells(unchecked)
     assert len(payload) == 6
     assert {found[name][0] for name in payload} == {"fail"}
     assert {found[name][1] for name in payload} <= {"wrong-output", "unreported"}
     assert "wrong-output" in {found[name][1] for name in payload}
     assert {status for name, (status, _) in found.items() if name not in payload} == {"pass"}
+    assert "KV_VERIFY_CHECKSUM=false python harness/run_matrix.py run --matrix storage --only" in unchecked.output
+
+
+def test_compare_names_exactly_the_cells_that_differ(whole: MatrixRun, unchecked: MatrixRun) -> None:
+    comparison = compare(*(stored(RunFolder.open(run.folder)) for run in (whole, unchecked)))
+    in_both = {change.cell_id: change.kind for change in comparison.changes if change.kind is not Kind.VANISHED}
+    assert in_both == dict.fromkeys(payload_cells(unchecked), Kind.WORSE)
+    settings = [(setting.name, setting.before, setting.after) for setting in comparison.settings]
+    assert settings == [("KV_VERIFY_CHECKSUM", "true", "false")]
+
+
+def payload_cells(run: MatrixRun) -> set[str]:
+    return {name for name in run.cells() if "flipped-" in name and name.endswith("-middle")}

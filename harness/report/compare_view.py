@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from harness.compare import PAIRS_MIN, CellChange, Cost, Kind, RunComparison
@@ -24,9 +25,10 @@ class Section:
 def headline(comparison: RunComparison) -> str:
     """What the exit code says, in words."""
     worse = sum(change.worse for change in comparison.changes)
-    others = len(comparison.changes) - worse
+    others = Counter(change.kind for change in comparison.changes if not change.worse)
     what = f"{worse} cell{'s' if worse != 1 else ''} got worse" if worse else "nothing got worse"
-    return f"{what}, {others} changed otherwise, {comparison.same_count} are as they were"
+    counts = [f"{others[kind]} {kind}" for kind in Kind if others[kind]]
+    return "; ".join((what, ", ".join([*counts, f"{comparison.same_count} as before"])))
 
 
 def sections(comparison: RunComparison) -> tuple[Section, ...]:

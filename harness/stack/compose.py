@@ -45,10 +45,10 @@ class ComposeStack(Stack):
     def __init__(self, compose_file: Path, environ: Mapping[str, str], services: tuple[str, ...]) -> None:
         """Uses only `services`, and of those only the ones that run. Raises UsageError when compose.yaml cannot be
         read."""
-        profiles = environ.get("COMPOSE_PROFILES", "").split(",")
+        self._profiles = environ.get("COMPOSE_PROFILES", "")
         engines = [engine for engine in read_engines(compose_file, environ) if engine.service in services]
         super().__init__(
-            tuple(engine.service for engine in engines if is_started(engine, profiles)),
+            tuple(engine.service for engine in engines if is_started(engine, self._profiles.split(","))),
             Path(environ.get("KVPROOF_KV_DIR", KV_MOUNT)),
             Path(environ.get("KVPROOF_EVIDENCE_DIR", EVIDENCE_MOUNT)),
         )
@@ -79,7 +79,8 @@ class ComposeStack(Stack):
         return self._urls[service]
 
     def changed_variables(self, engines: Mapping[str, EngineInfo]) -> tuple[tuple[str, str], ...]:
-        return changed_variables(self._compose_file, {name: engine.settings for name, engine in engines.items()})
+        own = (("COMPOSE_PROFILES", self._profiles),) if self._profiles else ()
+        return own + changed_variables(self._compose_file, {name: engine.settings for name, engine in engines.items()})
 
     def lever(self, service: str) -> Lever:
         if self.in_compose and not DOCKER_SOCKET.exists():
