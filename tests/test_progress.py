@@ -92,6 +92,8 @@ def test_the_display_counts_cells_by_engine_and_load_mode() -> None:
     assert re.fullmatch(r" decode-fail +async +0/1 +0 s fail-long-[long-]*…", lines[3])
     assert lines[4] == "cells 2 of 4  0 s"
     assert max(map(len, lines)) <= 80
+    progress.cells_planned(done[:1])
+    assert shown(progress)[-1] == "cells 0 of 1  0 s"
 
 
 # A whole run.

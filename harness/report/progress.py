@@ -59,7 +59,7 @@ class LineProgress(Watcher):
         print_line(self._console, Text(f"{visible(name)}  {duration_s:.1f} s", "dim"))
 
     def cells_planned(self, cells: tuple[Cell, ...]) -> None:
-        self._cell_count = len(cells)
+        self._cell_count, self._done_count = len(cells), 0
 
     def cell_done(self, cell: Cell, verdict: Verdict, duration_s: float) -> None:
         self._done_count += 1
@@ -95,7 +95,7 @@ class LiveProgress(LineProgress):
     def cells_planned(self, cells: tuple[Cell, ...]) -> None:
         super().cells_planned(cells)
         with self._lock:
-            self._planned.update(map(_group, cells))
+            self._planned, self._found = Counter(map(_group, cells)), Counter()
 
     def cell_begun(self, cell: Cell) -> None:
         with self._lock:
