@@ -16,7 +16,7 @@ HOST_USER   := UID=$(shell id -u) GID=$(shell id -g)
 COMPOSE     := env $(HOST_USER) BASE_IMAGE=$(BASE_IMAGE) CA_BUNDLE=$(CA_BUNDLE) WHEELS=$(WHEELS) \
                TORCH_INDEX=$(TORCH_INDEX) docker compose
 
-.PHONY: help demo up down test check test-engines test-compose schema docker-engine base-image
+.PHONY: help demo up down test check test-engines test-compose test-browser schema docker-engine base-image browser
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 16
@@ -31,13 +31,13 @@ up: runs  ## the same in containers; the exit code is the harness's answer
 down:  ## stop the containers, drop the volumes (KV, journals); results in runs/ stay
 	$(COMPOSE) down --volumes --remove-orphans
 
-test: check test-engines test-compose  ## everything; REQUIRE_COMPOSE=1 fails where no Docker engine answers
+test: check test-browser test-engines test-compose  ## everything; REQUIRE_COMPOSE=1, REQUIRE_BROWSER=1 insist on those two
 
 check: $(VENV)/done  ## style, types, unit tests: about a minute
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q -m "not engine and not compose"
+	$(BIN)/python -m pytest -q -m "not engine and not compose and not browser"
 
 test-engines: $(VENV)/done $(MODEL)  ## the matrix and its failures on real engines, as processes
 	$(BIN)/python -m pytest -v -m engine
@@ -47,8 +47,17 @@ test-compose: $(VENV)/done runs  ## the matrix in containers, where a Docker eng
 	else echo "NOT TESTED: the Compose stack, because no Docker engine answers (make docker-engine)"; \
 	test -z "$(REQUIRE_COMPOSE)"; fi
 
+test-browser: $(VENV)/done  ## report.html in Debian's chromium, where that is installed
+	@if test -x /usr/bin/chromedriver; then $(BIN)/python -m pytest -v -m browser; \
+	else echo "NOT TESTED: report.html in a browser, because there is no chromium (make browser)"; \
+	test -z "$(REQUIRE_BROWSER)"; fi
+
 schema: $(VENV)/done  ## write the JSON Schema of report.json again, after a change of harness/report/as_json.py
 	$(BIN)/python -c "from harness.report.as_json import schema; print(schema(), end='')" > harness/report/report.schema.json
+
+browser:  ## install chromium and its driver, for test-browser (Debian, root)
+	apt-get update -q
+	DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends chromium chromium-driver
 
 docker-engine:  ## install and start Docker Engine with Compose v2 (Debian, root)
 	images/base/docker-engine

@@ -391,6 +391,8 @@ def test_progress_is_one_line_each() -> None:
 
 
 VOID_TAGS = ("meta", "br", "input")
+OPTIONAL_END_TAGS = ("td", "th", "tr", "li", "dt", "dd", "option")
+"""HTML closes these by itself."""
 
 
 class Outline(HTMLParser):
@@ -407,7 +409,7 @@ class Outline(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
         self.attributes += attrs
-        if tag not in VOID_TAGS:
+        if tag not in (*VOID_TAGS, *OPTIONAL_END_TAGS):
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
@@ -463,7 +465,7 @@ def test_html_escapes_what_a_matrix_file_says(field: str) -> None:
 def test_html_links_only_to_web_addresses_and_its_own_files() -> None:
     verdict = replace(verdict_of("known", Status.KNOWN, Outcome.CRASHED), link="javascript:alert(1)")
     page = to_html(replace(report_of(), verdicts=(verdict,)))
-    assert "<dd>javascript:alert(1)</dd>" in page
+    assert "<dd>javascript:alert(1)" in page
     links = {str(value) for name, value in Outline(page).attributes if name == "href"}
     assert all(link.startswith(("#", "cells/known/")) for link in links)
     assert "https://github.com/vllm-project/vllm/issues/1" in {
@@ -505,7 +507,7 @@ def test_tokens_stand_side_by_side_with_the_first_difference_marked() -> None:
     ]
     assert [pair.equal for pair in pairs] == [True, False, False]
     page = to_html(report_of())
-    assert '<span class="first">11<br>99<br>▲ first</span>' in page
+    assert "<span class=first>11<br>99<br>▲ first</span>" in page
     assert "<pre>Paris is\n<mark>big</mark></pre>" in page
     assert "<pre>Paris is\n<mark>small</mark></pre>" in page
 
@@ -525,9 +527,9 @@ def test_without_token_lists_the_differing_pair_is_shown() -> None:
 
 def test_both_lists_of_likely_tokens_are_shown_with_probabilities() -> None:
     page = to_html(report_of())
-    assert '<td class="chosen">11</td><td class="number">90.48 %</td><td class="number soft">-0.1000</td>' in page
-    assert '<td class="chosen">99</td><td class="number">81.87 %</td>' in page
-    assert '<td>12</td><td class="number">8.21 %</td>' in page
+    assert '<td class=chosen>11<td class=number>90.48 %<td class="number soft">-0.1000<td>' in page
+    assert "<td class=chosen>99<td class=number>81.87 %" in page
+    assert "<td>12<td class=number>8.21 %" in page
 
 
 def test_settings_in_which_engines_differ_are_kept_apart() -> None:

@@ -42,7 +42,7 @@ class Measure(StrEnum):
 class Series(StrEnum):
     """What a request did."""
 
-    ORACLE = "only the good blocks loaded"
+    ORACLE = "oracle, good blocks loaded"
     """Oracles, on the baseline engine: reuse, partial, recompute. What a perfect recovery costs."""
     SOUND_SYNC = "no fault, sync"
     SOUND_ASYNC = "no fault, async"

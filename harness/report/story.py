@@ -21,6 +21,9 @@ EVIDENCE_FILES = ("observation.json", JOURNAL_NAME, ENGINE_LOG_NAME, "verdict.js
 BROKEN_OUTCOMES = frozenset({Outcome.RECOVERED, Outcome.FAILED_CLEANLY})
 """What is expected of a cell whose load vLLM knows to be broken."""
 
+ORACLE_CHECKS = ("oracle-stable", "oracle-loaded", "oracles-agree")
+"""Checks of what cells are compared with; said once for all of them where they hold."""
+
 RED = (Status.FAIL, Status.ERROR)
 
 
@@ -131,6 +134,13 @@ def held_words(findings: Iterable[Finding]) -> tuple[str, ...]:
     """Checks that hold, a line for each: what came of each request or oracle, said once where it was expected so."""
     by_check = groupby(findings, key=lambda finding: finding.check)
     return tuple(f"{check}: {'; '.join(filter(None, map(_held, same)))}".removesuffix(": ") for check, same in by_check)
+
+
+def oracle_checks(judged: Iterable[Row]) -> tuple[str, ...]:
+    """The checks of oracles that hold, once each, a line for each: many cells share an oracle."""
+    findings = (finding for row in judged for finding in row.verdict.findings)
+    held = dict.fromkeys(finding for finding in findings if finding.ok and finding.check in ORACLE_CHECKS)
+    return tuple(held_words((finding,))[0] for finding in held)
 
 
 def _held(finding: Finding) -> str:
