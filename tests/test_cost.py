@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from harness.records import Cell, Completion, Observation, Report, Role
+from harness.records import BASELINE, Cell, Completion, Moment, Observation, Report, Role
 from harness.report.as_html import to_html
 from harness.report.cost import CostTable, Measure, Series, Workload, costs
 from harness.report.cost_chart import chart
@@ -17,7 +17,7 @@ from services.journal import EventName
 from tests import builders
 from tests.report_builders import cells, run_report
 
-WORKLOAD = Workload(29, 7, 8)
+WORKLOAD = Workload(BASELINE, 29, 7, 8)
 
 
 def only(kind: FaultKind = FaultKind.REPORT, blocks: str = "middle", **more: object) -> Report:
@@ -94,6 +94,19 @@ def test_what_does_more_than_fail_once_alone_is_not_a_cost_of_recovery(
     kind: FaultKind, more: dict[str, object]
 ) -> None:
     assert costs(only(kind, **more)) == ()
+
+
+@pytest.mark.parametrize("trait", [{"chat": True}, {"gives_up": Moment.REPAIR}])
+def test_chats_and_requests_that_are_given_up_are_not_compared(trait: dict[str, object]) -> None:
+    odd = change_cell(only(), lambda cell: replace(cell, requests=(replace(cell.requests[0], **trait),)))  # type: ignore[arg-type]
+    assert costs(odd) == ()
+
+
+def test_cells_are_compared_with_the_oracles_of_their_own_engine() -> None:
+    (table,) = costs(change_cell(only(), lambda cell: replace(cell, oracle_engine="decode-small-baseline")))
+    assert table.workload.oracle_engine == "decode-small-baseline"
+    assert places(table, Series.ORACLE) == []
+    assert table.reuse_s == 0
 
 
 def test_a_wrong_answer_has_no_cost() -> None:

@@ -8,7 +8,7 @@ from enum import StrEnum
 import pytest
 
 from harness.meanings import meanings
-from harness.records import Finding, Outcome, Report, Status, TokenChoice
+from harness.records import Finding, Moment, Outcome, Report, Status, TokenChoice
 from harness.report import story
 from harness.report.view import rows
 from harness.storage_kinds import StorageFault, StorageKind
@@ -59,8 +59,8 @@ def test_a_run_in_which_nothing_passed_proves_nothing() -> None:
     assert story.proved(report).endswith(": nothing was proved, because no cell passed.")
 
 
-@pytest.mark.parametrize("kind", [FaultKind, StorageKind, Outcome])
-def test_every_fault_and_outcome_has_a_meaning(kind: type[StrEnum]) -> None:
+@pytest.mark.parametrize("kind", [FaultKind, StorageKind, Outcome, Moment])
+def test_every_fault_outcome_and_moment_has_a_meaning(kind: type[StrEnum]) -> None:
     assert set(meanings(kind)) == {member.value for member in kind}
 
 
@@ -80,11 +80,21 @@ def test_cells_are_sorted_by_where_and_what_they_break() -> None:
 
 def test_what_sets_a_workload_apart() -> None:
     plain, mix = builders.cell(), builders.cell(mix=True, stream=True)
-    assert (story.workload(plain), story.workload(mix)) == ("", "3 at once, stream")
+    assert (story.workload(plain), story.workload(mix)) == ("", "3 requests, stream")
     assert story.request_words(plain.requests[0], builders.PROMPTS, 4) == (
         "victim: prompt victim, 29 tokens, 7 whole blocks of 4; load sync"
     )
-    assert story.request_words(mix.requests[1], {}, 4) == "sharer: prompt sharer; load sync, streamed"
+    assert story.request_words(mix.requests[1], {}, 4) == "sharer: prompt sharer; load sync; streamed"
+
+
+def test_what_is_not_plain_about_a_request_is_said() -> None:
+    odd = replace(builders.cell().requests[0], chat=True, sent=Moment.REPAIR, gives_up=Moment.LOADING)
+    assert story.request_words(odd, {}, 4) == (
+        "victim: prompt victim; load sync; chat; "
+        "sent at: repair (vLLM has been told that blocks of the victim's load are bad); "
+        "its client leaves at: loading (vLLM has given blocks to the victim's load)"
+    )
+    assert story.workload(replace(builders.cell(), requests=(odd,), preempts=True)) == "chat, given up, preempted"
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,7 @@ def test_events_of_nobody_are_in_a_lane_of_the_engine() -> None:
     [
         (Completion(200, duration_s=1.0), "HTTP 200"),
         (Completion(500, "no", duration_s=1.0), "HTTP 500, error"),
+        (Completion(200, duration_s=1.0, gave_up=True), "client left"),
         (Completion(0, "reset", duration_s=1.0), "broken off"),
         (Completion(200, "half", duration_s=1.0, broken_off=True), "broken off"),
         (Completion(0, "late", duration_s=1.0, timed_out=True), "past its deadline"),

@@ -16,7 +16,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from harness.records import Difference, EngineInfo, Report, TokenChoice
+from harness.records import BASELINE, Difference, EngineInfo, Report, TokenChoice
 from harness.report import cost, story, timeline, view
 from harness.report.cost_chart import chart
 from harness.report.picture import SIGNS, picture
@@ -107,6 +107,7 @@ def _environment() -> Environment:
     environment.filters["prompt_text"] = prompt_text
     environment.filters.update(layer=story.layer, kind=story.kind, group=story.group)
     environment.globals.update(
+        baseline=BASELINE,
         view=view,
         story=story,
         timeline=timeline.timeline,

@@ -52,8 +52,9 @@ class Series(StrEnum):
 
 @dataclass(frozen=True)
 class Workload:
-    """Requests whose times can be compared."""
+    """Requests whose times can be compared. `oracle_engine`: where the oracles of these cells were measured."""
 
+    oracle_engine: str
     prompt_token_count: int
     block_count: int
     max_tokens: int
@@ -144,7 +145,7 @@ def _table(samples: Iterable[Sample], workload: Workload, measure: Measure) -> C
 
 def _oracle_samples(report: Report) -> Iterator[Sample]:
     for run in report.oracles:
-        workload = _workload(run.completion, run.key.max_tokens, report.info.block_size)
+        workload = _workload(run.completion, run.key.engine, run.key.max_tokens, report.info.block_size)
         if _answered(run.completion):
             yield _sample(workload, Series.ORACLE, _good_blocks(run, workload), run.completion)
 
@@ -164,15 +165,17 @@ def _cell_samples(report: Report) -> Iterator[Sample]:
 
 
 def _is_costed(cell: Cell, outcome: Outcome) -> bool:
-    """A victim alone, with a fault that struck once and took no time, or with none."""
-    alone = len(cell.requests) == 1 and cell.fault.times == 1 and cell.fault.kind in COSTED_KINDS
+    """A victim alone that stays to the end, with a fault that struck once and took no time, or with none."""
+    victim = cell.requests[0]
+    plain = len(cell.requests) == 1 and not victim.gives_up and not victim.chat
+    once = cell.fault.times == 1 and cell.fault.kind in COSTED_KINDS
     broken = cell.storage is not None or cell.fault.kind is not FaultKind.NONE
-    return alone and outcome is (Outcome.RECOVERED if broken else Outcome.LOADED)
+    return plain and once and outcome is (Outcome.RECOVERED if broken else Outcome.LOADED)
 
 
 def _victim_sample(cell: Cell, observation: Observation, outcome: Outcome, block_size: int) -> Iterator[Sample]:
     victim = observation.requests[0]
-    workload = _workload(victim.completion, cell.max_tokens, block_size)
+    workload = _workload(victim.completion, cell.oracle_engine, cell.max_tokens, block_size)
     bad = _first_bad_block(observation, victim) if outcome is Outcome.RECOVERED else workload.block_count
     series = Series(f"{'recovered' if outcome is Outcome.RECOVERED else 'no fault'}, {cell.load}")
     if bad is not None and _answered(victim.completion):
@@ -189,9 +192,11 @@ def _answered(completion: Completion) -> bool:
     return completion.status_code == 200 and not completion.error and completion.prompt_token_count > 0
 
 
-def _workload(completion: Completion, max_tokens: int, block_size: int) -> Workload:
+def _workload(completion: Completion, engine: str, max_tokens: int, block_size: int) -> Workload:
     # The last token of a prompt is always computed, so that there is something to sample from.
-    return Workload(completion.prompt_token_count, (completion.prompt_token_count - 1) // block_size, max_tokens)
+    return Workload(
+        engine, completion.prompt_token_count, (completion.prompt_token_count - 1) // block_size, max_tokens
+    )
 
 
 def _sample(workload: Workload, series: Series, good: int, completion: Completion, cell_id: str = "") -> Sample:

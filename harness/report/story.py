@@ -9,7 +9,7 @@ from itertools import groupby
 from urllib.parse import quote
 
 from harness.meanings import meanings
-from harness.records import Cell, Finding, Outcome, PlannedRequest, Prompt, Report, Status, TokenChoice
+from harness.records import Cell, Finding, Moment, Outcome, PlannedRequest, Prompt, Report, Status, TokenChoice
 from harness.report.view import Row, broken_words, one_line, rows, web_address
 from harness.storage_kinds import StorageKind
 from services.faults import FaultKind
@@ -108,19 +108,36 @@ def outcome_meaning(outcome: Outcome) -> str:
 
 def workload(cell: Cell) -> str:
     """What sets a cell apart from one plain request, or an empty text: `3 at once, stream`."""
-    count = len(cell.requests)
-    parts = (f"{count} at once" if count > 1 else "", "stream" if cell.requests[0].stream else "")
-    return ", ".join(part for part in parts if part)
+    count, first = len(cell.requests), cell.requests[0]
+    traits = (
+        (count > 1, f"{count} requests"),
+        (first.stream, "stream"),
+        (first.chat, "chat"),
+        (any(planned.gives_up for planned in cell.requests), "given up"),
+        (cell.preempts, "preempted"),
+    )
+    return ", ".join(words for holds, words in traits if holds)
 
 
 def request_words(planned: PlannedRequest, prompts: Mapping[str, Prompt], block_size: int) -> str:
-    """A request of the plan: its role, and how much of its prompt can be loaded."""
+    """A request of the plan: its role, how much of its prompt can be loaded, and what is not plain about it."""
     prompt = prompts.get(planned.prompt_id)
     size = ""
     if prompt:
         size = f", {len(prompt.token_ids)} tokens, {prompt.full_block_count} whole blocks of {block_size}"
-    stream = ", streamed" if planned.stream else ""
-    return f"{planned.role}: prompt {planned.prompt_id}{size}; load {planned.load}{stream}"
+    parts = (
+        f"{planned.role}: prompt {planned.prompt_id}{size}",
+        f"load {planned.load}",
+        "chat" if planned.chat else "",
+        "streamed" if planned.stream else "",
+        f"sent at: {_moment(planned.sent)}" if planned.sent is not Moment.START else "",
+        f"its client leaves at: {_moment(planned.gives_up)}" if planned.gives_up else "",
+    )
+    return "; ".join(part for part in parts if part)
+
+
+def _moment(moment: Moment) -> str:
+    return f"{moment} ({meanings(Moment)[moment].rstrip('.')})"
 
 
 def blocks_words(blocks: Iterable[int]) -> str:

@@ -169,6 +169,8 @@ def _request_lane(record: RequestRecord, observation: Observation, scale: Scale)
 def _answer(record: RequestRecord) -> str:
     """How the request ended, short enough for the margin."""
     completion = record.completion
+    if completion.gave_up:
+        return "client left"
     if completion.timed_out:
         return "past its deadline"
     if completion.broken_off or not completion.status_code:
