@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from harness.process_kinds import ProcessFault, ProcessKind
 from harness.records import BASELINE, Cell, Completion, Moment, Observation, Report, Role
 from harness.report.as_html import to_html
 from harness.report.cost import CostTable, Measure, Series, Workload, costs
@@ -100,6 +101,11 @@ def test_what_does_more_than_fail_once_alone_is_not_a_cost_of_recovery(
 def test_chats_and_requests_that_are_given_up_are_not_compared(trait: dict[str, object]) -> None:
     odd = change_cell(only(), lambda cell: replace(cell, requests=(replace(cell.requests[0], **trait),)))  # type: ignore[arg-type]
     assert costs(odd) == ()
+
+
+def test_a_killed_process_is_no_cost_of_recovery() -> None:
+    fault = ProcessFault(ProcessKind.DECODE_KILLED_LOADING)
+    assert costs(change_cell(only(), lambda cell: replace(cell, process=fault))) == ()
 
 
 def test_cells_are_compared_with_the_oracles_of_their_own_engine() -> None:

@@ -34,6 +34,7 @@ from harness.records import (
     Observation,
     Outcome,
     PlannedRequest,
+    ProcessRecord,
     Report,
     RequestRecord,
     Role,
@@ -530,6 +531,15 @@ def test_both_lists_of_likely_tokens_are_shown_with_probabilities() -> None:
     assert '<td class=chosen>11<td class=number>90.48 %<td class="number soft">-0.1000<td>' in page
     assert "<td class=chosen>99<td class=number>81.87 %" in page
     assert "<td>12<td class=number>8.21 %" in page
+
+
+def test_html_tells_what_a_producer_that_was_struck_answered() -> None:
+    report = report_of()
+    struck = ProcessRecord(saves=(Completion(0, "connection reset"), Completion(200, finish_reason="length")))
+    seen = replace(report.observations[0], process=struck)
+    page = to_html(replace(report, observations=(seen, *report.observations[1:])))
+    assert "<dt>saves<dd>no answer, connection reset; then HTTP 200, length\n" in page
+    assert page.count("<dt>saves") == 1
 
 
 def test_settings_in_which_engines_differ_are_kept_apart() -> None:

@@ -8,6 +8,7 @@ from enum import StrEnum
 import pytest
 
 from harness.meanings import meanings
+from harness.process_kinds import ProcessFault, ProcessKind
 from harness.records import Finding, Moment, Outcome, Report, Status, TokenChoice
 from harness.report import story
 from harness.report.view import rows
@@ -59,7 +60,7 @@ def test_a_run_in_which_nothing_passed_proves_nothing() -> None:
     assert story.proved(report).endswith(": nothing was proved, because no cell passed.")
 
 
-@pytest.mark.parametrize("kind", [FaultKind, StorageKind, Outcome, Moment])
+@pytest.mark.parametrize("kind", [FaultKind, StorageKind, ProcessKind, Outcome, Moment])
 def test_every_fault_outcome_and_moment_has_a_meaning(kind: type[StrEnum]) -> None:
     assert set(meanings(kind)) == {member.value for member in kind}
 
@@ -72,8 +73,11 @@ def test_a_meaning_is_the_docstring_on_one_line() -> None:
 def test_cells_are_sorted_by_where_and_what_they_break() -> None:
     none, report = builders.cell(), builders.cell(FaultKind.REPORT, "middle")
     storage = replace(builders.cell(), storage=StorageFault(StorageKind.ZEROED, "first"))
-    assert [story.layer(cell) for cell in (none, report, storage)] == ["no fault", "boundary", "storage"]
-    assert [story.kind(cell) for cell in (none, report, storage)] == ["none", "report", "zeroed"]
+    process = replace(builders.cell(), process=ProcessFault(ProcessKind.DECODE_KILLED_LOADING))
+    all_four = (none, report, storage, process)
+    assert [story.layer(cell) for cell in all_four] == ["no fault", "boundary", "storage", "process"]
+    assert [story.kind(cell) for cell in all_four] == ["none", "report", "zeroed", "decode-killed-loading"]
+    assert story.fault_meaning(process).startswith("The decode is killed when the blocks before this one are loaded")
     assert story.fault_meaning(storage) == "The header is right, the payload is zeros."
     assert story.fault_meaning(report).startswith("The blocks hold garbage and are reported")
 

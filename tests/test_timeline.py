@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from harness.records import Completion, Observation, RequestRecord, Role
+from harness.records import Completion, Observation, ProcessRecord, RequestRecord, Role
 from harness.report.timeline import CHARACTER_WIDTH, LEFT, SAME_PLACE, WIDTH, Lane, event_words, step, timeline
 from services.faults import FaultKind, LoadMode
 from services.journal import Event, EventName
@@ -91,6 +91,14 @@ def test_events_of_nobody_are_in_a_lane_of_the_engine() -> None:
     )
     assert [lane.name for lane in found.lanes] == ["victim", "engine"]
     assert [(mark.label, mark.style) for mark in found.lanes[1].marks] == [("engine exited exit code 1", "bad")]
+
+
+def test_a_producer_that_was_struck_has_a_lane_of_its_own() -> None:
+    struck = ProcessRecord(events=(event(EventName.SAVED, 1.5, (0, 1), tag="prefill.p"),))
+    found = timeline(replace(observation(event(EventName.LOADED, 0.1, (0,))), process=struck))
+    assert [lane.name for lane in found.lanes] == ["victim", "producer"]
+    assert labels(found.lanes[1]) == ["saved 0-1"]
+    assert found.duration_s == 1.5
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,7 @@ def _cell_samples(report: Report) -> Iterator[Sample]:
 def _is_costed(cell: Cell, outcome: Outcome) -> bool:
     """A victim alone that stays to the end, with a fault that struck once and took no time, or with none."""
     victim = cell.requests[0]
-    plain = len(cell.requests) == 1 and not victim.gives_up and not victim.chat
+    plain = len(cell.requests) == 1 and not victim.gives_up and not victim.chat and not cell.process
     once = cell.fault.times == 1 and cell.fault.kind in COSTED_KINDS
     broken = cell.storage is not None or cell.fault.kind is not FaultKind.NONE
     return plain and once and outcome is (Outcome.RECOVERED if broken else Outcome.LOADED)

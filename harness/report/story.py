@@ -9,6 +9,7 @@ from itertools import groupby
 from urllib.parse import quote
 
 from harness.meanings import meanings
+from harness.process_kinds import ProcessKind
 from harness.records import Cell, Finding, Moment, Outcome, PlannedRequest, Prompt, Report, Status, TokenChoice
 from harness.report.view import Row, broken_words, one_line, rows, web_address
 from harness.storage_kinds import StorageKind
@@ -81,8 +82,8 @@ def cells_words(count: int) -> str:
 
 def layer(cell: Cell) -> str:
     """Where a cell breaks something."""
-    if cell.storage:
-        return "storage"
+    if cell.storage or cell.process:
+        return "storage" if cell.storage else "process"
     return "no fault" if kind(cell) == FaultKind.NONE else "boundary"
 
 
@@ -98,8 +99,8 @@ def kind(cell: Cell) -> str:
 
 def fault_meaning(cell: Cell) -> str:
     """What the cell's fault does, as the code defines it."""
-    known: Mapping[str, str] = meanings(StorageKind if cell.storage else FaultKind)
-    return known.get(kind(cell), "")
+    kinds = {"storage": StorageKind, "process": ProcessKind}.get(layer(cell), FaultKind)
+    return meanings(kinds).get(kind(cell), "")
 
 
 def outcome_meaning(outcome: Outcome) -> str:

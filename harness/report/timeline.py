@@ -35,6 +35,7 @@ SAME_PLACE = 5
 LABEL_CHARACTERS_MAX = 60
 TICK_COUNT_MAX = 6
 ENGINE_LANE = "engine"
+PRODUCER_LANE = "producer"
 
 STYLES = {
     EventName.LOADED: "good",
@@ -92,7 +93,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Lane:
-    """One request, or the engine."""
+    """One request, or an engine."""
 
     name: str
     answer: str
@@ -137,15 +138,17 @@ def timeline(observation: Observation) -> Timeline:
     if not observation.requests:
         return Timeline(0, (), (), 0.0)
     began_s = observation.started_at_s
-    times_s = [event.time_s - began_s for event in observation.events]
+    producer = observation.process.events
+    times_s = [event.time_s - began_s for event in (*observation.events, *producer)]
     ends = [record.sent_s + record.completion.duration_s for record in observation.requests]
     # Attached engines have clocks of their own, which may be early.
     scale = Scale(min(0.0, *times_s, 0.0), max(*ends, *times_s, 0.001))
     tags = {record.tag for record in observation.requests}
     parts = [_request_lane(record, observation, scale) for record in observation.requests]
-    of_engine = [event for event in observation.events if event.request not in tags]
-    if of_engine:
-        parts.append(Lane(ENGINE_LANE, "", 0, 0, (), _marks(_moments(of_engine, began_s, scale))))
+    of_engine = tuple(event for event in observation.events if event.request not in tags)
+    for name, events in ((ENGINE_LANE, of_engine), (PRODUCER_LANE, producer)):
+        if events:
+            parts.append(Lane(name, "", 0, 0, (), _marks(_moments(events, began_s, scale))))
     lanes = tuple(_stacked(parts))
     height = lanes[-1].y + lanes[-1].height + AXIS_HEIGHT
     return Timeline(height, lanes, _ticks(scale), scale.last_s)
