@@ -72,7 +72,7 @@ class _Sending:
             case Moment.AHEAD:
                 return True
             case Moment.START:
-                return cues.running_count() >= len(self._sent) or self._are_done(self._sent)
+                return self._are_done(self._sent) or cues.running_count() >= len(self._sent)
             case Moment.LOADING:
                 return _count(cues, EventName.PLANNED) > 0 or self._are_done(victims)
             case Moment.REPAIR:
