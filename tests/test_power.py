@@ -25,6 +25,8 @@ from tests.ways_to_be_wrong import OF_STORAGE, Wrong
 
 MATRIX = Path(__file__).resolve().parents[1] / "harness" / "matrix" / "example.yaml"
 EXAMPLE = load_plan(MATRIX, ENGINES)
+QUIET = load_plan(MATRIX.with_name("quiet.yaml"), ENGINES)
+QUIET_REQUEST_COUNT = 300
 
 MIDDLE = ("*-report-*-middle",)
 MIX = ("*-report-*-mix",)
@@ -158,6 +160,14 @@ def test_honest_engines_are_green_in_the_whole_example(tmp_path: Path) -> None:
 def test_honest_engines_are_green_with_every_fault_of_the_robustness_matrix(tmp_path: Path) -> None:
     """Also where vLLM is red: what is asked of an engine can be done."""
     check(run(load_plan(MATRIX.with_name("robustness.yaml"), ENGINES), tmp_path), Case(Wrong.NOTHING, {}, 0, ""))
+
+
+def test_honest_engines_give_no_alarm_in_hundreds_of_quiet_requests(tmp_path: Path) -> None:
+    report = run(QUIET, tmp_path)
+    check(report, Case(Wrong.NOTHING, {}, 0, ""))
+    quiet = {cell.id for cell in report.cells if cell.expected is Outcome.LOADED}
+    assert sum(len(seen.requests) for seen in report.observations if seen.cell_id in quiet) >= QUIET_REQUEST_COUNT
+    assert {verdict.cell_id for verdict in report.verdicts if verdict.differences}.isdisjoint(quiet)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.wrong)
