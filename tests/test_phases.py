@@ -15,6 +15,7 @@ from harness.records import Cell, EngineInfo, PlannedRequest, RunInfo, Versions
 from harness.storage import RunFolder
 from harness.watcher import Watcher
 from services.faults import FaultKind
+from tests.engines import ENGINES
 from tests.simulated_engine import simulated_stack
 from tests.ways_to_be_wrong import Wrong
 
@@ -41,7 +42,7 @@ def test_the_dtype_is_that_of_the_engine_with_the_oracles(run: RunInfo, dtype: s
 
 
 def test_a_run_with_such_blocks_ends_before_anything_is_sent(tmp_path: Path) -> None:
-    plan = select_cells(load_plan(EXAMPLE), ("recompute-report-sync-first",))
+    plan = select_cells(load_plan(EXAMPLE, ENGINES), ("recompute-report-sync-first",))
     cells = tuple(
         replace(c, requests=(with_blocks(c, (99,)),)) if c.fault.kind is FaultKind.REPORT else c for c in plan.cells
     )

@@ -570,7 +570,7 @@ def robustness() -> Plan:
 
 @pytest.fixture(scope="module")
 def quiet() -> Plan:
-    return load_plan(MATRICES / "quiet.yaml")
+    return load_plan(MATRICES / "quiet.yaml", ENGINES)
 
 
 def test_example_has_every_axis(example: Plan) -> None:
