@@ -31,13 +31,13 @@ def info(**engines: dict[str, str]) -> RunInfo:
 @pytest.mark.parametrize(
     ("run", "dtype"),
     [
-        (info(decode_baseline={"DTYPE": "bfloat16"}, decode_fail={"DTYPE": "float32"}), "bfloat16"),
-        (info(decode_baseline={"BLOCK_SIZE": "32"}), ""),
+        (info(prefill={"DTYPE": "bfloat16"}, decode_fail={"DTYPE": "float32"}), "bfloat16"),
+        (info(prefill={"BLOCK_SIZE": "32"}), ""),
         (info(decode_fail={"DTYPE": "bfloat16"}), ""),
         (info(), ""),
     ],
 )
-def test_the_dtype_is_that_of_the_engine_with_the_oracles(run: RunInfo, dtype: str) -> None:
+def test_the_dtype_is_what_the_engines_have_in_common(run: RunInfo, dtype: str) -> None:
     assert dtype_of(run) == dtype
 
 
