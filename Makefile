@@ -11,6 +11,11 @@ VENV        := .venv
 BIN         := $(VENV)/bin
 MODEL       := .cache/smollm2
 
+MUTATION      := .cache/mutation
+MUTATION_JOBS ?= 2
+MUTMUT        := env PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONPATH=$(MUTATION) MYPYPATH=$(CURDIR)/$(MUTATION) \
+                 nice -n 10 $(BIN)/python
+
 # For the process `docker compose`: who owns the results, and the build inputs above.
 HOST_USER   := UID=$(shell id -u) GID=$(shell id -g)
 COMPOSE     := env $(HOST_USER) BASE_IMAGE=$(BASE_IMAGE) CA_BUNDLE=$(CA_BUNDLE) WHEELS=$(WHEELS) \
@@ -58,6 +63,15 @@ schema: $(VENV)/done  ## write the JSON Schema of report.json again, after a cha
 browser:  ## install chromium and its driver, for test-browser (Debian, root)
 	apt-get update -q
 	DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends chromium chromium-driver
+
+# A change that mypy or the tests in pyproject.toml's tool.mutmut notice is a good one. Not part of `make test`.
+mutation: $(VENV)/done $(MUTATION)/done  ## change the judge in 2,000 ways, and list what its tests do not notice
+	$(MUTMUT) -m mutmut run --max-children $(MUTATION_JOBS)
+	$(MUTMUT) tests/mutants_left.py
+
+$(MUTATION)/done: requirements-mutation.txt | $(VENV)/done
+	$(BIN)/pip install -q --no-deps --target $(MUTATION) -r $<
+	touch $@
 
 docker-engine:  ## install and start Docker Engine with Compose v2 (Debian, root)
 	images/base/docker-engine

@@ -73,9 +73,11 @@ def compare(
 ) -> Comparison:
     """The completion against named oracles, of which it must equal one; what is said otherwise is about the first.
 
-    Of an answer that did not end before its deadline, what came must be how an oracle begins.
+    Of an answer that was cut off, by its deadline or by its client, what came must be how an oracle begins.
     """
-    if got.timed_out:
+    if got.timed_out or got.gave_up:
+        if not got.token_ids:
+            return Comparison(True, "no token came")
         begun = [(f"the beginning of {name}", _beginning(oracle, got)) for name, oracle in oracles]
         return (
             _closest(request, got, begun, band) if got.token_ids else Comparison(True, "no token before the deadline")
@@ -160,7 +162,7 @@ def _is_tie(top: tuple[TokenChoice, ...], tokens: set[int], band: float) -> bool
 
 
 def _same_question(a: OracleRun, b: OracleRun) -> bool:
-    return (a.key.prompt_id, a.key.max_tokens) == (b.key.prompt_id, b.key.max_tokens)
+    return replace(a.key, kind=b.key.kind) == b.key
 
 
 def _drifts(a: Completion, b: Completion) -> Iterator[float]:

@@ -49,6 +49,36 @@ def judge(
     `block_size` is in tokens, `dtype` what the engines compute in, by vLLM's name. Raises KeyError for a cell whose
     prompt is not in `prompts`.
     """
+    return _with_controls(cells, _by_themselves(cells, prompts, oracle_runs, observations, block_size, dtype))
+
+
+def to_run_again(
+    cells: Sequence[Cell],
+    prompts: Mapping[str, Prompt],
+    oracle_runs: Sequence[OracleRun],
+    observations: Sequence[Observation],
+    block_size: int,
+    dtype: str = UNKNOWN_DTYPE,
+) -> tuple[Cell, ...]:
+    """The cells that were run and are neither green nor skipped, each by itself: what is wrong with the controls of
+    others is not a reason."""
+    verdicts = _by_themselves(cells, prompts, oracle_runs, observations, block_size, dtype)
+    ran = {observation.cell_id for observation in observations}
+    fine = (Status.PASS, Status.SKIPPED)
+    return tuple(
+        cell for cell, verdict in zip(cells, verdicts, strict=True) if cell.id in ran and verdict.status not in fine
+    )
+
+
+def _by_themselves(
+    cells: Sequence[Cell],
+    prompts: Mapping[str, Prompt],
+    oracle_runs: Sequence[OracleRun],
+    observations: Iterable[Observation],
+    block_size: int,
+    dtype: str,
+) -> tuple[Verdict, ...]:
+    """The verdicts as long as nobody asks for the controls."""
     observed = {observation.cell_id: observation for observation in observations}
     judge_alone = cell_judge(prompts, oracle_runs, block_size, dtype)
     verdicts = tuple(
@@ -57,7 +87,7 @@ def judge(
         else _not_run(cell, Status.ERROR, Finding("observed", False, "the run ended before this cell"))
         for cell in cells
     )
-    return _with_controls(cells, _with_late_deaths(cells, verdicts, observed))
+    return _with_late_deaths(cells, verdicts, observed)
 
 
 def cell_judge(
@@ -180,7 +210,7 @@ def _with_late_deaths(
 def _died_after(cells: Sequence[Cell], observed: Mapping[str, Observation]) -> frozenset[str]:
     """Cells between whose end and the next start on the same engine the engine's exit count grew.
 
-    The runner itself ends an engine, once, that does not come to rest.
+    The runner itself ends an engine, once, that does not come to rest, and a run that is resumed starts new ones.
     """
     ran = sorted((c for c in cells if c.id in observed), key=lambda cell: observed[cell.id].started_at_s)
     follows = [(one, next((c for c in ran[i:] if c.engine == one.engine), None)) for i, one in enumerate(ran, start=1)]
@@ -189,6 +219,7 @@ def _died_after(cells: Sequence[Cell], observed: Mapping[str, Observation]) -> f
         for one, other in follows
         if other
         and not observed[other.id].error
+        and observed[other.id].session == observed[one.id].session
         and observed[other.id].before.restart_count
         > observed[one.id].after.restart_count + (not observed[one.id].settled)
     )

@@ -1,39 +1,24 @@
-"""The phases of a run, one after the other: start, prefill, oracles, cells, verdicts.
+"""A run from its start to its report; a run that was interrupted; a stored run judged again.
 
-`commands.py` calls `run` on a stack and `judge_again` on a stored run; both end in a Report. Everything observed
-is saved before it is judged.
+`commands.py` calls `run` or `resume` on a stack, `fail` when that raised, and `judge_again` on a stored run; each gives
+a Report. Everything observed is saved before it is judged.
 """
 
 from __future__ import annotations
 
-import contextlib
-import threading
 import time
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from queue import Empty, Queue
+from dataclasses import dataclass, replace
 
-from harness.comparison import UNKNOWN_DTYPE
+from harness.conditions import differences, dtype_of, prompt_differences
+from harness.errors import HarnessError, UsageError
 from harness.judge import cell_judge, exit_code, judge
 from harness.known_issues import KnownIssue, with_known_issues
-from harness.oracles import needed
 from harness.plan_checks import check_blocks
-from harness.records import (
-    Cell,
-    Observation,
-    OracleKey,
-    OracleKind,
-    OracleRun,
-    Plan,
-    Prompt,
-    Report,
-    RunInfo,
-    Timing,
-    Versions,
-)
+from harness.records import Failure, Plan, Prompt, Report, RunInfo, SecondAttempt, Versions
 from harness.runner import PREFILL, Runner
+from harness.session import Clock, Session, again_left, cells_left, observe
 from harness.stack import Stack
 from harness.storage import RunFolder
 from harness.watcher import Watcher
@@ -41,42 +26,23 @@ from harness.workload import build_prompts
 
 START_DEADLINE_S = 600.0
 """How long all engines together may take to start; a model may have to be fetched."""
+CELL_FAILED = 1
 
-QUEUE_POLL_S = 0.2
-"""How long a thread of cells that broke may go unnoticed."""
-
-REPEATED_ORACLES = (OracleKind.REUSE, OracleKind.RECOMPUTE)
-"""Measured twice: an oracle that does not agree with itself proves nothing."""
+Prompts = Mapping[str, Prompt]
+Accept = Callable[[RunInfo, Prompts], RunInfo]
+"""Called once the engines are ready, with what is known then; gives what is stored, or raises UsageError."""
 
 
 @dataclass(frozen=True)
 class Invocation:
-    """How the run was asked for: the matrix as it was named, the whole command, the options that chose the stack."""
+    """How the run was asked for: the matrix as it was named, the whole command, the options that chose the stack, the
+    seed, and the stored run whose cells are repeated."""
 
     matrix: str
     command: str
     stack_options: tuple[str, ...] = ()
-
-
-class Clock:
-    """Times the phases of one run."""
-
-    def __init__(self, watcher: Watcher) -> None:
-        self._watcher = watcher
-        self._began_s = time.monotonic()
-        self.phases: list[tuple[str, float]] = []
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        began_s = time.monotonic()
-        self._watcher.phase_begun(name)
-        yield
-        self.phases.append((name, time.monotonic() - began_s))
-        self._watcher.phase_done(*self.phases[-1])
-
-    def timing(self) -> Timing:
-        startup_s = dict(self.phases).get("start", 0.0)
-        return Timing(startup_s, tuple(self.phases), time.monotonic() - self._began_s)
+    seed: int = 0
+    original: RunFolder | None = None
 
 
 def run(
@@ -88,21 +54,124 @@ def run(
     known_issues: tuple[KnownIssue, ...] = (),
 ) -> Report:
     """Run `plan` on `stack`, which is started and stopped here. Raises HarnessError when the stack breaks."""
-    clock = Clock(watcher)
-    with stack, _kept_evidence(stack, folder):
-        with clock.phase("start"):
-            stack.wait_ready(stack.services, START_DEADLINE_S, watcher.waiting)
-        info = _describe(stack, folder, invocation)
-        prompts = _prompts(plan, stack, info.block_size)
-        check_blocks(plan.cells, prompts)
-        folder.save_info(info)
-        folder.save_plan(plan)
-        folder.save_prompts(tuple(prompts.values()))
-        try:
-            _observe(plan, Runner(stack, prompts, watcher.waiting), prompts, info, folder, clock, watcher)
-        finally:
-            folder.save_timing(clock.timing())
+    original = invocation.original
+
+    def accept(now: RunInfo, prompts: Prompts) -> RunInfo:
+        if original is None:
+            return now
+        different = _differences(original, now, prompts)
+        watcher.differs(different)
+        return replace(now, differences=different)
+
+    folder.save_plan(plan)
+    info = RunInfo(
+        run_id=folder.path.name,
+        matrix=invocation.matrix,
+        stack=stack.name,
+        command=invocation.command,
+        started_at_s=time.time(),
+        seed=invocation.seed,
+        replay_of=str(original.path) if original else "",
+        stack_options=invocation.stack_options,
+        in_compose=stack.in_compose,
+    )
+    _on_engines(plan, info, stack, folder, watcher, accept)
     return judge_again(folder, known_issues)
+
+
+def resume(stack: Stack, folder: RunFolder, watcher: Watcher, known_issues: tuple[KnownIssue, ...] = ()) -> Report:
+    """Finish the run in `folder`; what it has observed stays as it is. `stack` is not started for a finished one.
+
+    Raises UsageError when stack, versions, settings or prompts are not those of its beginning, and HarnessError when
+    the stack breaks.
+    """
+    plan, before = folder.load_plan(), folder.load_info()
+
+    def accept(now: RunInfo, prompts: Prompts) -> RunInfo:
+        if before.block_size and (different := _differences(folder, now, prompts)):
+            told = "\n  ".join(different)
+            raise UsageError(
+                f"{folder.path} cannot be finished here, because what it has observed would not fit:\n  {told}\n"
+                "restore these, or start a new run"
+            )
+        return now
+
+    info = replace(before, failure=None)
+    if _is_finished(plan, info, folder):
+        folder.save_info(info)
+    else:
+        resumed = replace(info, resumed_at_s=(*info.resumed_at_s, time.time()))
+        _on_engines(plan, resumed, stack, folder, watcher, accept)
+    return judge_again(folder, known_issues)
+
+
+def fail(folder: RunFolder, error: HarnessError, known_issues: tuple[KnownIssue, ...] = ()) -> Report:
+    """Store why a run did not come to its end, and report what it has observed."""
+    folder.save_info(replace(folder.load_info(), failure=Failure(str(error), error.exit_code)))
+    return judge_again(folder, known_issues)
+
+
+def judge_again(folder: RunFolder, known_issues: tuple[KnownIssue, ...] = ()) -> Report:
+    """Judge a stored run from its observations alone; known issues change statuses only.
+
+    Of a run that did not come to its end, cells without an observation are errors. Raises UsageError when the folder
+    is damaged.
+    """
+    plan, info, observations = folder.load_plan(), folder.load_info(), folder.load_observations()
+    prompts, oracles = (folder.load_prompts(), folder.load_oracles()) if observations else ((), ())
+    by_id, dtype = {prompt.id: prompt for prompt in prompts}, dtype_of(info)
+    judged = judge(plan.cells, by_id, oracles, observations, info.block_size, dtype)
+    verdicts = with_known_issues(judged, plan.cells, known_issues, info)
+    for verdict in verdicts:
+        folder.save_verdict(verdict)
+    judge_alone = cell_judge(by_id, oracles, info.block_size, dtype)
+    cells = {cell.id: cell for cell in plan.cells}
+    again = tuple(
+        SecondAttempt(seen, judge_alone(cells[seen.cell_id], seen)) for seen in folder.load_observations(again=True)
+    )
+    for attempt in again:
+        folder.save_verdict(attempt.verdict, again=True)
+    code = exit_code(verdicts)
+    if info.failure and code != CELL_FAILED:
+        code = info.failure.exit_code
+    return Report(
+        info,
+        folder.load_timing(),
+        plan.cells,
+        observations,
+        verdicts,
+        code,
+        str(folder.path),
+        prompts,
+        oracles,
+        again,
+    )
+
+
+def _on_engines(plan: Plan, info: RunInfo, stack: Stack, folder: RunFolder, watcher: Watcher, accept: Accept) -> None:
+    """Start the stack, do what is left to do, and stop it; what is not known before is stored once it is."""
+    if not info.block_size:
+        folder.save_info(info)
+    watcher.begins(info, folder.path)
+    clock = Clock(watcher, folder)
+    with stack, _kept_evidence(stack, folder):
+        try:
+            with clock.phase("start"):
+                stack.wait_ready(stack.services, START_DEADLINE_S, watcher.waiting)
+        finally:
+            if not info.block_size:
+                folder.save_info(_with_engines(info, stack))
+        now = _complete(_with_engines(info, stack), stack)
+        prompts = build_prompts(plan.prompts, stack.client(PREFILL), now.block_size, info.seed)
+        check_blocks(plan.cells, prompts)
+        now = accept(now, prompts)
+        folder.save_info(now)
+        folder.save_prompts(tuple(prompts.values()))
+        observe(Session(plan, now, prompts, folder), Runner(stack, prompts, watcher.waiting), clock, watcher)
+
+
+def _is_finished(plan: Plan, info: RunInfo, folder: RunFolder) -> bool:
+    return folder.has_oracles() and not cells_left(plan, info.seed, folder) and not again_left(folder)
 
 
 @contextmanager
@@ -114,131 +183,23 @@ def _kept_evidence(stack: Stack, folder: RunFolder) -> Iterator[None]:
         folder.save_evidence(stack.evidence_dir)
 
 
-def _observe(
-    plan: Plan,
-    runner: Runner,
-    prompts: Mapping[str, Prompt],
-    info: RunInfo,
-    folder: RunFolder,
-    clock: Clock,
-    watcher: Watcher,
-) -> None:
-    with clock.phase("prefill"):
-        _prefill(runner, plan, prompts)
-    with clock.phase("oracles"):
-        oracles = _measure(runner, needed(runner.runnable(plan.cells), prompts, info.block_size))
-        folder.save_oracles(oracles)
-    judge_alone = cell_judge(prompts, oracles, info.block_size, dtype_of(info))
-    with clock.phase("cells"):
-        watcher.cells_planned(plan.cells)
-        for cell, observation in _side_by_side(runner, plan.cells, folder, watcher):
-            watcher.cell_done(cell, judge_alone(cell, observation), observation.duration_s)
-
-
-def _side_by_side(
-    runner: Runner, cells: tuple[Cell, ...], folder: RunFolder, watcher: Watcher
-) -> Iterator[tuple[Cell, Observation]]:
-    """Run the cells, one at a time per engine and in order, the engines side by side; yield each as it ends."""
-    of_engine: dict[str, list[Cell]] = {}
-    for cell in cells:
-        of_engine.setdefault(cell.engine, []).append(cell)
-    ended: Queue[tuple[Cell, Observation]] = Queue()
-    stopping = threading.Event()
-
-    def run_engine(own: list[Cell]) -> None:
-        for cell in own:
-            if stopping.is_set():
-                return
-            watcher.cell_begun(cell)
-            observation = runner.run(cell)
-            folder.save_observation(cell, observation)
-            ended.put((cell, observation))
-
-    pool = ThreadPoolExecutor(len(of_engine))
-    running = [pool.submit(run_engine, own) for own in of_engine.values()]
-    try:
-        while not all(future.done() for future in running) or not ended.empty():
-            with contextlib.suppress(Empty):
-                yield ended.get(timeout=QUEUE_POLL_S)
-        for future in running:
-            future.result()
-    finally:
-        # After Ctrl-C the engines are stopped next, which ends the requests that are still out.
-        stopping.set()
-        pool.shutdown(wait=False)
-
-
-def judge_again(folder: RunFolder, known_issues: tuple[KnownIssue, ...] = ()) -> Report:
-    """Judge a stored run from its observations alone; known issues change statuses only.
-
-    Raises UsageError when the folder is not a whole run.
-    """
-    plan, info = folder.load_plan(), folder.load_info()
-    prompts, oracles = folder.load_prompts(), folder.load_oracles()
-    observations = folder.load_observations()
-    by_id = {prompt.id: prompt for prompt in prompts}
-    judged = judge(plan.cells, by_id, oracles, observations, info.block_size, dtype_of(info))
-    verdicts = with_known_issues(judged, plan.cells, known_issues, info)
-    for verdict in verdicts:
-        folder.save_verdict(verdict)
-    return Report(
-        info,
-        folder.load_timing(),
-        plan.cells,
-        observations,
-        verdicts,
-        exit_code(verdicts),
-        str(folder.path),
-        prompts,
-        oracles,
-    )
-
-
-def _describe(stack: Stack, folder: RunFolder, invocation: Invocation) -> RunInfo:
-    client = stack.client(PREFILL)
+def _with_engines(info: RunInfo, stack: Stack) -> RunInfo:
+    """With what the engines have said of themselves, which they do before they are ready."""
     found = {service: stack.engine_info(service) for service in stack.services}
     engines = {service: engine for service, engine in found.items() if engine}
-    # Services that others started may not say what they are; then what vLLM's server tells has to do.
-    unknown = Versions(vllm=client.version(), torch="", python="", model=client.model_name(), connector="")
-    return RunInfo(
-        run_id=folder.path.name,
-        matrix=invocation.matrix,
-        stack=stack.name,
-        versions=engines[PREFILL].versions if PREFILL in engines else unknown,
-        engines=engines,
-        command=invocation.command,
-        started_at_s=time.time(),
-        block_size=client.block_size(),
-        stack_options=invocation.stack_options,
-        variables=stack.changed_variables(engines),
-        in_compose=stack.in_compose,
-    )
+    versions = engines[PREFILL].versions if PREFILL in engines else Versions()
+    return replace(info, engines=engines, versions=versions, variables=stack.changed_variables(engines))
 
 
-def dtype_of(info: RunInfo) -> str:
-    """What the oracles were computed in; the engines of a stack have it in common."""
-    return info.engines[PREFILL].settings.get("DTYPE", UNKNOWN_DTYPE) if PREFILL in info.engines else UNKNOWN_DTYPE
+def _complete(info: RunInfo, stack: Stack) -> RunInfo:
+    """With what ready engines answer. Services that others started may not have said what they are; then what vLLM's
+    server tells has to do."""
+    client = stack.client(PREFILL)
+    if PREFILL not in info.engines:
+        info = replace(info, versions=Versions(vllm=client.version(), model=client.model_name()))
+    return replace(info, block_size=client.block_size())
 
 
-def _prompts(plan: Plan, stack: Stack, block_size: int) -> Mapping[str, Prompt]:
-    return build_prompts(plan.prompts, stack.client(PREFILL), block_size)
-
-
-def _prefill(runner: Runner, plan: Plan, prompts: Mapping[str, Prompt]) -> None:
-    """Save every prompt's KV; the decode engines warm up on the first one meanwhile."""
-    first, *others = sorted(prompts.values(), key=lambda prompt: len(prompt.token_ids))
-    runner.prefill(first)
-    used = (service for cell in runner.runnable(plan.cells) for service in (cell.oracle_engine, cell.engine))
-    services = tuple(dict.fromkeys(used))
-    with ThreadPoolExecutor(max(len(services), 1)) as pool:
-        warm_ups = [pool.submit(runner.warm_up, service, first) for service in services]
-        for prompt in others:
-            runner.prefill(prompt)
-        for warm_up in warm_ups:
-            warm_up.result()
-
-
-def _measure(runner: Runner, keys: tuple[OracleKey, ...]) -> tuple[OracleRun, ...]:
-    return tuple(
-        runner.oracle(key, run_index) for key in keys for run_index in range(1 + (key.kind in REPEATED_ORACLES))
-    )
+def _differences(original: RunFolder, now: RunInfo, prompts: Prompts) -> tuple[str, ...]:
+    before = {prompt.id: prompt for prompt in original.load_prompts()}
+    return (*differences(original.load_info(), now), *prompt_differences(before, prompts))

@@ -6,7 +6,7 @@ as JSON and read back (harness/storage.py).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from harness.process_kinds import ProcessFault
@@ -327,7 +327,8 @@ class Observation:
     the cell ran. `after`: the engine once its queues were empty, or when waiting for that was given up (`settled`
     False; also where it would not empty its prefix cache at the end). `error`: the harness could not run the cell, and
     why. `skipped`: the stack lacks what the cell needs, and what that is. `volume`: empty in a cell without a fault in
-    storage or of a process, `process` where the prompt was not saved anew."""
+    storage or of a process, `process` where the prompt was not saved anew. `session`: which start of the
+    stack this was, 0 the first; a run that was resumed has several."""
 
     cell_id: str
     requests: tuple[RequestRecord, ...]
@@ -342,6 +343,7 @@ class Observation:
     skipped: str = ""
     volume: VolumeRecord = VolumeRecord()
     process: ProcessRecord = ProcessRecord()
+    session: int = 0
 
 
 @dataclass(frozen=True)
@@ -400,14 +402,23 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Versions:
-    """Of what ran inside the engines."""
+class SecondAttempt:
+    """A cell that was not green, run once more with nothing beside it, and judged by itself; the first verdict is the
+    one that counts."""
 
-    vllm: str
-    torch: str
-    python: str
-    model: str
-    connector: str
+    observation: Observation
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Versions:
+    """Of what ran inside the engines; empty where nobody said."""
+
+    vllm: str = ""
+    torch: str = ""
+    python: str = ""
+    model: str = ""
+    connector: str = ""
 
 
 @dataclass(frozen=True)
@@ -420,20 +431,37 @@ class EngineInfo:
 
 
 @dataclass(frozen=True)
+class Failure:
+    """Why a run did not come to its end, and the exit code that this has."""
+
+    text: str
+    exit_code: int
+
+
+@dataclass(frozen=True)
 class RunInfo:
-    """What a run was: stored as run.json before the first cell. Times are Unix seconds. `block_size`: tokens in
-    one KV block of the engines. `engines`: by service name; empty where a stack's engines do not describe
-    themselves. To repeat it: `stack_options` of the command line, and the `variables` that compose.yaml passed on;
-    `in_compose`: the harness was a container of the Compose project, so that `make up` started all of it."""
+    """What a run is: stored as run.json when it begins, and again once its engines are ready. Times are Unix seconds.
+
+    `seed`: of the order of the cells and the salt of the prompts; 0 for neither. `versions`, `engines` and
+    `block_size` (tokens in one KV block, 0 for unknown) are the engines'; `engines`, by service name, has only those
+    that describe themselves. `resumed_at_s`: when the run was taken up again. `replay_of`: the run folder whose cells
+    are repeated, or empty; `differences` says in what this run is not like that one. `failure`: None unless the run
+    ended too early. To repeat it: `stack_options` of the command line, and the `variables` that compose.yaml passed
+    on; `in_compose`: the harness was a container of the Compose project, so that `make up` started all of it."""
 
     run_id: str
     matrix: str
     stack: str
-    versions: Versions
-    engines: dict[str, EngineInfo]
     command: str
     started_at_s: float
-    block_size: int
+    seed: int = 0
+    versions: Versions = Versions()
+    engines: dict[str, EngineInfo] = field(default_factory=dict)
+    block_size: int = 0
+    resumed_at_s: tuple[float, ...] = ()
+    replay_of: str = ""
+    differences: tuple[str, ...] = ()
+    failure: Failure | None = None
     schema_version: int = SCHEMA_VERSION
     stack_options: tuple[str, ...] = ()
     variables: tuple[tuple[str, str], ...] = ()
@@ -442,9 +470,8 @@ class RunInfo:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds spent: `startup_s` until every engine was ready, then per phase in order (name, seconds)."""
+    """Seconds spent: per phase in order (name, seconds), and in all; of every session of the run together."""
 
-    startup_s: float
     phases: tuple[tuple[str, float], ...]
     duration_s: float
 
@@ -452,8 +479,9 @@ class Timing:
 @dataclass(frozen=True)
 class Report:
     """Everything a report is written from. `cells` are all that were planned, in order; `observations` and
-    `verdicts` may be fewer. `exit_code` is the judge's. `folder` is the run folder as the reader reaches it.
-    `prompts` and `oracles` as the run had them."""
+    `verdicts` may be fewer. `again`: the second attempts of cells that were not green. `exit_code` is the judge's, or
+    that of the run's failure. `folder` is the run folder as the reader reaches it. `prompts` and
+    `oracles` as the run had them."""
 
     info: RunInfo
     timing: Timing
@@ -464,3 +492,4 @@ class Report:
     folder: str
     prompts: tuple[Prompt, ...] = ()
     oracles: tuple[OracleRun, ...] = ()
+    again: tuple[SecondAttempt, ...] = ()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -63,6 +64,7 @@ class Runner:
         self._processes = ProcessFaults(stack, PREFILL, progress)
         self._storage = StorageFaults(stack, PREFILL, prompts)
         self._unsettled: set[str] = set()
+        self._run_counts: Counter[str] = Counter()
 
     def runnable(self, cells: Iterable[Cell]) -> tuple[Cell, ...]:
         """The cells whose engines the stack has."""
@@ -102,6 +104,7 @@ class Runner:
     def run(self, cell: Cell) -> Observation:
         """Run a cell. An engine that cannot be brought to a clean start gives an Observation with `error`, a stack that
         lacks what the cell needs one with `skipped`. Nothing else runs beside a cell that damages files."""
+        self._run_counts[cell.id] += 1
         with self._turns.take(alone=cell.storage is not None), self._processes.turn(cell):
             started_at_s, began_s = time.time(), time.monotonic()
             try:
@@ -204,7 +207,8 @@ class Runner:
     def _send(
         self, cell: Cell, planned: PlannedRequest, index: int, began_s: float, departure: Departure | None = None
     ) -> RequestRecord:
-        tag, prompt = f"{cell.id}.{index}.{planned.role}", self._prompts[planned.prompt_id]
+        count, prompt = self._run_counts[cell.id], self._prompts[planned.prompt_id]
+        tag = ".".join([cell.id, str(index), *([] if count == 1 else [f"again-{count}"]), planned.role])
         sent_s = time.monotonic() - began_s
         completion = self._stack.client(cell.engine).complete(
             prompt,

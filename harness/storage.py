@@ -4,6 +4,7 @@ Called by the runner (save as soon as something is known) and by the command lin
 
     <runs>/<run_id>/run.json  plan.json  prompts.json  oracles.json  timing.json
     <runs>/<run_id>/cells/<cell_id>/cell.json  observation.json  journal.jsonl  engine.log  verdict.json
+    <runs>/<run_id>/cells/<cell_id>/again/     the same of its second attempt, where there was one
 
 A file is there whole or not at all: each is written beside its place and then renamed.
 """
@@ -39,6 +40,12 @@ from services.journal import ENGINE_LOG_NAME, JOURNAL_NAME, Event
 T = TypeVar("T")
 
 RUN_NAME = "run.json"
+OBSERVATION_NAME = "observation.json"
+VERDICT_NAME = "verdict.json"
+TIMING_NAME = "timing.json"
+ORACLES_NAME = "oracles.json"
+AGAIN_NAME = "again"
+EVIDENCE_NAME = "evidence"
 CELL_ID_BYTES_MAX = 200
 
 _run_info = TypeAdapter(RunInfo)
@@ -153,66 +160,81 @@ class RunFolder:
         return self._load("prompts.json", _prompts)
 
     def save_oracles(self, oracles: tuple[OracleRun, ...]) -> None:
-        self._save("oracles.json", _oracles, oracles)
+        self._save(ORACLES_NAME, _oracles, oracles)
 
     def load_oracles(self) -> tuple[OracleRun, ...]:
-        return self._load("oracles.json", _oracles)
+        return self._load(ORACLES_NAME, _oracles)
+
+    def has_oracles(self) -> bool:
+        """Whether the oracles were measured; they are saved when all are."""
+        return (self.path / ORACLES_NAME).is_file()
 
     def save_timing(self, timing: Timing) -> None:
-        self._save("timing.json", _timing, timing)
+        self._save(TIMING_NAME, _timing, timing)
 
     def load_timing(self) -> Timing:
-        return self._load("timing.json", _timing)
+        """What was spent so far; nothing before the first phase ended."""
+        there = (self.path / TIMING_NAME).is_file()
+        return self._load(TIMING_NAME, _timing) if there else Timing((), 0.0)
 
-    def save_observation(self, cell: Cell, observation: Observation) -> None:
+    def save_observation(self, cell: Cell, observation: Observation, *, again: bool = False) -> None:
         """The cell, what was observed, its journal events (one a line) and its log lines."""
-        name = self._cell_name(cell.id)
+        name = self._attempt_name(cell.id, again)
         self._save(f"{name}/cell.json", _cell, cell)
         write_text(self.path / name / JOURNAL_NAME, "".join(map(_event_line, observation.events)))
         write_text(self.path / name / ENGINE_LOG_NAME, "".join(f"{line}\n" for line in observation.log_lines))
         # Last, because its presence says that the cell is complete.
-        self._save(f"{name}/observation.json", _observation, replace(observation, events=(), log_lines=()))
+        self._save(f"{name}/{OBSERVATION_NAME}", _observation, replace(observation, events=(), log_lines=()))
 
     def load_cell(self, cell_id: str) -> Cell:
-        return self._load(f"{self._cell_name(cell_id)}/cell.json", _cell)
+        return self._load(f"{self._attempt_name(cell_id)}/cell.json", _cell)
 
-    def load_observation(self, cell_id: str) -> Observation:
-        name = self._cell_name(cell_id)
-        observation = self._load(f"{name}/observation.json", _observation)
+    def load_observation(self, cell_id: str, *, again: bool = False) -> Observation:
+        name = self._attempt_name(cell_id, again)
+        observation = self._load(f"{name}/{OBSERVATION_NAME}", _observation)
         lines = self._read(f"{name}/{JOURNAL_NAME}").splitlines()
         events = tuple(self._parse(f"{name}/{JOURNAL_NAME}", _event, line) for line in lines)
         log = self._read(f"{name}/{ENGINE_LOG_NAME}").decode(errors="replace")
         return replace(observation, events=events, log_lines=tuple(log.split("\n")[:-1]))
 
-    def save_verdict(self, verdict: Verdict) -> None:
-        self._save(f"{self._cell_name(verdict.cell_id)}/verdict.json", _verdict, verdict)
+    def save_verdict(self, verdict: Verdict, *, again: bool = False) -> None:
+        self._save(f"{self._attempt_name(verdict.cell_id, again)}/{VERDICT_NAME}", _verdict, verdict)
 
     def load_verdict(self, cell_id: str) -> Verdict:
-        return self._load(f"{self._cell_name(cell_id)}/verdict.json", _verdict)
+        return self._load(f"{self._attempt_name(cell_id)}/{VERDICT_NAME}", _verdict)
 
-    def load_observations(self) -> tuple[Observation, ...]:
-        """Of every cell that was run, in the order of the plan; an interrupted run has fewer than cells."""
-        return tuple(self.load_observation(cell_id) for cell_id in self._cells_with("observation.json"))
+    def load_observations(self, *, again: bool = False) -> tuple[Observation, ...]:
+        """Of every cell that was run (or, `again`, run a second time), in the order of the plan; an interrupted run
+        has fewer than cells."""
+        return tuple(self.load_observation(each, again=again) for each in self._cells_with(OBSERVATION_NAME, again))
 
     def load_verdicts(self) -> tuple[Verdict, ...]:
         """Of every cell that was judged, in the order of the plan."""
-        return tuple(self.load_verdict(cell_id) for cell_id in self._cells_with("verdict.json"))
+        return tuple(self.load_verdict(cell_id) for cell_id in self._cells_with(VERDICT_NAME))
 
     def save_evidence(self, evidence_dir: Path) -> None:
         """Copy the engines' logs and journals to `evidence/`, unless they lie there already."""
-        kept = self.path / "evidence"
+        kept = self.path / EVIDENCE_NAME
         if evidence_dir.resolve() != kept.resolve() and evidence_dir.is_dir():
-            shutil.copytree(evidence_dir, kept, copy_function=shutil.copyfile)
+            shutil.copytree(evidence_dir, kept, copy_function=shutil.copyfile, dirs_exist_ok=True)
+
+    def discard_unused(self) -> bool:
+        """Remove the folder again, unless an engine has left something in it; whether it was removed."""
+        if any(path.is_file() for path in (self.path / EVIDENCE_NAME).rglob("*")):
+            return False
+        shutil.rmtree(self.path)
+        return True
 
     def cell_path(self, cell_id: str) -> Path:
         """The folder with a cell's evidence."""
-        return self.path / self._cell_name(cell_id)
+        return self.path / self._attempt_name(cell_id)
 
-    def _cells_with(self, name: str) -> tuple[str, ...]:
-        return tuple(cell.id for cell in self.load_plan().cells if (self.cell_path(cell.id) / name).is_file())
+    def _cells_with(self, name: str, again: bool = False) -> tuple[str, ...]:
+        ids = (cell.id for cell in self.load_plan().cells)
+        return tuple(each for each in ids if (self.path / self._attempt_name(each, again) / name).is_file())
 
     @staticmethod
-    def _cell_name(cell_id: str) -> str:
+    def _attempt_name(cell_id: str, again: bool = False) -> str:
         # A cell id comes from a matrix file, and must not lead out of the run folder.
         bad = cell_id in ("", ".", "..") or not cell_id.isprintable() or set(cell_id) & set("/\\")
         if bad or len(cell_id.encode(errors="replace")) > CELL_ID_BYTES_MAX:
@@ -220,7 +242,7 @@ class RunFolder:
                 f"cell id {cell_id!r} cannot be a folder name: use up to {CELL_ID_BYTES_MAX} printable characters, "
                 "no slash, not '.' or '..'"
             )
-        return f"cells/{cell_id}"
+        return f"cells/{cell_id}/{AGAIN_NAME}" if again else f"cells/{cell_id}"
 
     def _save(self, name: str, adapter: TypeAdapter[T], value: T) -> None:
         write_text(self.path / name, dumps(adapter, value))

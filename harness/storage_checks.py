@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from harness.oracles import shared_bad_block, shared_block_count
-from harness.records import Damage, Finding, RequestRecord, Role
+from harness.oracles import shared_bad_block, shared_block_count, victim_of
+from harness.records import Damage, Finding, Prompt, RequestRecord, Role
 from harness.storage_kinds import HELD, REASONS, SAVE_ERRORS, SLOW_READ_S, UNSAVED, StorageFault, StorageKind
 from services.journal import EventName
 
@@ -141,10 +141,8 @@ def damaged_for(case: Case, record: RequestRecord) -> frozenset[int]:
         return frozenset()
     if fault.kind is StorageKind.LATE_READ and record.planned.role is not Role.VICTIM:
         return frozenset()
-    victim = case.prompt(case.records(Role.VICTIM)[0])
-    return frozenset(_chosen(case, fault)) & set(
-        range(shared_block_count(victim, case.prompt(record), case.block_size))
-    )
+    shared = shared_block_count(_damaged_prompt(case), case.prompt(record), case.block_size)
+    return frozenset(block for block in _chosen(case, fault) if block < shared)
 
 
 def torn_for(case: Case, record: RequestRecord) -> frozenset[int]:
@@ -180,8 +178,11 @@ def fired_count(case: Case) -> int:
 
 
 def _chosen(case: Case, fault: StorageFault) -> Blocks:
-    victims = case.records(Role.VICTIM)
-    return fault.chosen(case.prompt(victims[0]).full_block_count) if victims else ()
+    return fault.chosen(_damaged_prompt(case).full_block_count)
+
+
+def _damaged_prompt(case: Case) -> Prompt:
+    return case.prompts[victim_of(case.cell).prompt_id]
 
 
 def _offered(case: Case, fault: StorageFault, record: RequestRecord) -> Blocks:

@@ -1,15 +1,23 @@
 """Who is told about a run while it goes on.
 
-`phases.py` calls a Watcher; the terminal's are in report/progress.py.
+`phases.py` and `session.py` call a Watcher; the terminal's are in report/progress.py.
 """
 
 from __future__ import annotations
 
-from harness.records import Cell, Verdict
+from pathlib import Path
+
+from harness.records import Cell, RunInfo, Verdict
 
 
 class Watcher:
     """Told about the run, in this order. Does nothing by itself."""
+
+    def begins(self, info: RunInfo, folder: Path) -> None:
+        """The run begins, or goes on after an interruption; its folder is there."""
+
+    def differs(self, differences: tuple[str, ...]) -> None:
+        """In what this run is not like the one that it repeats; nothing, if empty."""
 
     def waiting(self, text: str) -> None:
         """What is awaited now."""
@@ -28,3 +36,9 @@ class Watcher:
 
     def cell_done(self, cell: Cell, verdict: Verdict, duration_s: float) -> None:
         """A cell was judged by itself; controls can still turn it inconclusive at the end."""
+
+    def cells_again(self, cells: tuple[Cell, ...]) -> None:
+        """These were not green and are run once more, one at a time with nothing beside; their verdicts stay."""
+
+    def cell_done_again(self, cell: Cell, verdict: Verdict, duration_s: float) -> None:
+        """The second attempt of a cell was judged by itself."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from harness.errors import UsageError
 from harness.records import Prompt, PromptSpec
+from harness.seed import salted
 
 
 class Tokenizer(Protocol):
@@ -31,10 +32,12 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True)
 class _Tokens:
-    """`opening`: the special tokens with which the tokenizer begins every text; they belong before a prompt only."""
+    """`opening`: the special tokens with which the tokenizer begins every text; they belong before a prompt only.
+    `seed`: of the run."""
 
     tokenizer: Tokenizer
     opening: tuple[int, ...]
+    seed: int
 
     def of(self, text: str) -> tuple[int, ...]:
         return self.tokenizer.tokenize(text)[len(self.opening) :]
@@ -44,14 +47,16 @@ class _ImpossibleError(ValueError):
     """A spec that no prompt can satisfy with this tokenizer and block size; the text says why."""
 
 
-def build_prompts(specs: Sequence[PromptSpec], tokenizer: Tokenizer, block_size: int) -> dict[str, Prompt]:
-    """One Prompt per spec, by id, in the order of `specs`.
+def build_prompts(
+    specs: Sequence[PromptSpec], tokenizer: Tokenizer, block_size: int, seed: int = 0
+) -> dict[str, Prompt]:
+    """One Prompt per spec, by id, in the order of `specs`; with another `seed`, of the same length with other KV keys.
 
     The tokenizer may begin every text with the model's special tokens; a prompt has them once, and they count.
     `block_size` is in tokens. A `share_with` names a spec that shares nothing itself. Raises UsageError that lists
     every spec that cannot be built.
     """
-    tokens = _Tokens(tokenizer, _opening(tokenizer))
+    tokens = _Tokens(tokenizer, _opening(tokenizer), seed)
     built: dict[str, Prompt] = {}
     problems: dict[str, str] = {}
     for spec in sorted(specs, key=lambda spec: bool(spec.share_with)):
@@ -75,7 +80,8 @@ def _opening(tokenizer: Tokenizer) -> tuple[int, ...]:
     return tuple(one for one, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def _build(spec: PromptSpec, built: Mapping[str, Prompt], tokens: _Tokens, block_size: int) -> Prompt:
+def _build(written: PromptSpec, built: Mapping[str, Prompt], tokens: _Tokens, block_size: int) -> Prompt:
+    spec = _salted_chat(written, tokens) if written.chat and tokens.seed else written
     prefix = _shared_prefix(spec, built, block_size) or tokens.opening
     token_ids = _token_ids(spec, prefix, tokens)
     block_count = full_block_count(len(token_ids), block_size)
@@ -87,8 +93,22 @@ def _build(spec: PromptSpec, built: Mapping[str, Prompt], tokens: _Tokens, block
     return prompt
 
 
+def _salted_chat(spec: PromptSpec, tokens: _Tokens) -> PromptSpec:
+    """The message with the seed in it; what the template makes of it must have as many tokens as without."""
+    text = tokens.tokenizer.detokenize(salted(tokens.of(spec.text), tokens.seed, tokens.of))
+    counts = [len(tokens.tokenizer.tokenize_chat(each)) for each in (spec.text, text)]
+    if counts[0] != counts[1]:
+        raise _ImpossibleError(
+            f"with the seed {tokens.seed} it has {counts[1]} tokens and not {counts[0]}: try another"
+        )
+    return replace(spec, text=text)
+
+
 def _token_ids(spec: PromptSpec, prefix: tuple[int, ...], tokens: _Tokens) -> tuple[int, ...]:
-    return tokens.tokenizer.tokenize_chat(spec.text) if spec.chat else prefix + _own_tokens(spec, len(prefix), tokens)
+    if spec.chat:
+        return tokens.tokenizer.tokenize_chat(spec.text)
+    own = _own_tokens(spec, len(prefix), tokens)
+    return prefix + (own if spec.share_with else salted(own, tokens.seed, tokens.of))
 
 
 def _shared_prefix(spec: PromptSpec, built: Mapping[str, Prompt], block_size: int) -> tuple[int, ...]:
@@ -168,6 +188,8 @@ def _check_secret_loaded(
     added_token_count = len(prompt.token_ids) - len(tokens.of(spec.text)) if spec.chat else prefix_token_count
     end = added_token_count + len(tokens.of(before + secret))
     loaded_token_count = prompt.full_block_count * block_size
+    if tokens.seed and spec.secret not in prompt.text:
+        raise _ImpossibleError(f"the seed {tokens.seed} takes the place of the secret: give a shorter one")
     if end > loaded_token_count:
         raise _ImpossibleError(
             f"the secret ends at token {end}, but only the first {loaded_token_count} of "

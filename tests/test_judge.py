@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from harness.comparison import NO_TOKEN, NOISE_CEILING, NOISE_FLOOR, noise_band
-from harness.judge import cell_judge, exit_code, judge
+from harness.judge import cell_judge, exit_code, judge, to_run_again
 from harness.records import (
     Cell,
     Completion,
@@ -1942,6 +1942,32 @@ def test_an_engine_that_dies_between_two_cells_makes_the_earlier_one_red() -> No
     assert "engine-alive-afterwards" in broken_checks(red)
     assert verdicts[-1].outcome is Outcome.UNPROVEN
     assert exit_code(verdicts) == 1
+
+
+def test_an_engine_that_was_stopped_with_an_earlier_session_of_the_run_did_not_die() -> None:
+    cells = (*controls_of(MIX), MIX)
+    seen = [replace(observation(cell), started_at_s=float(i)) for i, cell in enumerate(cells)]
+    counted = both(state("before", restart_count=1), state("after", restart_count=1))
+    resumed = replace(counted(seen[-1]), session=1)
+    assert exit_code(judge(cells, PROMPTS, oracle_runs(cells), [*seen[:-1], resumed], BLOCK_SIZE)) == 0
+
+
+def test_what_runs_again_is_what_was_run_and_is_not_green_by_itself() -> None:
+    red, fine = cell(REPORT, "first", name="red"), cell(REPORT, "last", name="fine")
+    late = cell(FaultKind.DROP, "all", name="late")
+    cells = (red, fine, late, cell(FaultKind.DROP, "first", name="never-run"))
+    seen = [replace(observation(c), started_at_s=float(i)) for i, c in enumerate((red, fine, late))]
+    seen[0] = answer_with(seen[0], Role.VICTIM, wrong_answer(PROMPTS["victim"]))
+
+    def again(*observations: Observation) -> list[str]:
+        return [c.id for c in to_run_again(cells, PROMPTS, oracle_runs(cells), observations, BLOCK_SIZE)]
+
+    # Without any control each of them is inconclusive in the end.
+    assert again(*seen) == ["red"]
+    assert again(seen[0], replace(seen[1], skipped="no lever"), seen[2]) == ["red"]
+    assert again(replace(seen[0], error="no engine"), *seen[1:]) == ["red"]
+    died = both(state("before", restart_count=1), state("after", restart_count=1))
+    assert again(*seen[:2], died(seen[2])) == ["red", "fine"]
 
 
 @pytest.mark.parametrize(("exits", "outcome"), [(1, Outcome.LEAKED), (2, Outcome.CRASHED)])

@@ -26,7 +26,8 @@ def info(version: str = "0.32.0", runner: str | None = "0") -> RunInfo:
     """A run on one engine; `runner` is its VLLM_USE_V2_MODEL_RUNNER, None: it does not describe itself."""
     versions = Versions(version, "2.13.0", "3.11.2", "model", "connector")
     engine = EngineInfo(versions, {"VLLM_USE_V2_MODEL_RUNNER": runner or ""}, ())
-    return RunInfo("run", "matrix", "processes", versions, {CELL.engine: engine} if runner else {}, "", 0.0, 32)
+    engines = {CELL.engine: engine} if runner else {}
+    return RunInfo("run", "matrix", "processes", "", 0.0, versions=versions, engines=engines, block_size=32)
 
 
 def verdict(outcome: Outcome = Outcome.CRASHED, status: Status = Status.FAIL) -> Verdict:

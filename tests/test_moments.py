@@ -31,7 +31,6 @@ from tests.builders import (
     cell,
     change_answer,
     change_request,
-    completion,
     observation,
     oracle_answer,
     oracle_runs,
@@ -117,13 +116,26 @@ def test_nothing_is_asked_of_who_gave_up(policy: str) -> None:
     assert (broken(verdict), verdict.outcome) == (set(), of.expected)
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_what_came_before_its_client_left_must_be_right(count: int) -> None:
+    of = given_up(cell(REPORT, "first"))
+    right = oracle_answer(OracleKey("victim", OracleKind.RECOMPUTE)).token_ids[:count]
+    seen = change_answer(left(of), Role.VICTIM, token_ids=right)
+    assert verdict_of(of, seen).status is Status.PASS
+    wrong = change_answer(left(of), Role.VICTIM, token_ids=(*right[:-1], 7))
+    verdict = verdict_of(of, wrong)
+    assert (verdict.outcome, broken(verdict)) == (Outcome.WRONG_OUTPUT, {"victim-equals-oracle"})
+
+
 def test_who_gave_up_during_a_right_load() -> None:
     of = given_up(cell(FaultKind.DELAY))
     assert verdict_of(of, left(of)).outcome is Outcome.LOADED
 
 
 @pytest.mark.parametrize(
-    "answer", [completion(range(5), VICTIM), replace(GAVE_UP, finish_reason="length")], ids=["stayed", "had it all"]
+    "answer",
+    [oracle_answer(OracleKey("victim", OracleKind.RECOMPUTE)), replace(GAVE_UP, finish_reason="length")],
+    ids=["stayed", "had it all"],
 )
 def test_who_had_the_whole_answer_did_not_give_up(answer: Completion) -> None:
     of = given_up(cell(REPORT, "first"))

@@ -17,7 +17,8 @@ from harness.oracles import (
     shared_block_count,
 )
 from harness.records import Cell, OracleKey, OracleKind, Role
-from services.faults import Fault, FaultKind, LoadMode
+from harness.storage_kinds import StorageKind
+from services.faults import BlockSelector, Fault, FaultKind, LoadMode
 from tests.builders import (
     BLOCK_COUNT,
     BLOCK_SIZE,
@@ -29,6 +30,7 @@ from tests.builders import (
     cell,
     request,
 )
+from tests.storage_builders import storage_cell
 
 ASYNC, SYNC = LoadMode.ASYNC, LoadMode.SYNC
 REPORT, DROP, SILENT, DELAY, NONE = (
@@ -162,6 +164,11 @@ def test_shared_blocks_are_whole_leading_and_loadable() -> None:
     assert shared_block_count(VICTIM, replace(VICTIM, token_ids=half), BLOCK_SIZE) == 2
     later = BYSTANDER.token_ids[:BLOCK_SIZE] + VICTIM.token_ids[BLOCK_SIZE:]
     assert shared_block_count(VICTIM, replace(VICTIM, token_ids=later), BLOCK_SIZE) == 0
+
+
+@pytest.mark.parametrize(("blocks", "first"), [("middle", 3), ((5, 2), 2), ((99,), None), ((), None)])
+def test_the_first_bad_block_of_damaged_files(blocks: BlockSelector, first: int | None) -> None:
+    assert first_bad_block(storage_cell(StorageKind.ZEROED, blocks), VICTIM) == first
 
 
 def test_shared_bad_block_is_one_that_the_sharer_has() -> None:

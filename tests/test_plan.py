@@ -568,6 +568,11 @@ def robustness() -> Plan:
     return load_plan(MATRICES / "robustness.yaml", ENGINES)
 
 
+@pytest.fixture(scope="module")
+def quiet() -> Plan:
+    return load_plan(MATRICES / "quiet.yaml", ENGINES)
+
+
 def test_example_has_every_axis(example: Plan) -> None:
     assert len(example.cells) >= 24
     assert len(set(ids(example))) == len(example.cells)
@@ -586,7 +591,7 @@ def test_robustness_has_the_other_kinds(robustness: Plan) -> None:
     assert {cell.fault.kind for cell in robustness.cells if cell.group} == BREACH_KINDS
 
 
-@pytest.mark.parametrize("matrix", ["example", "robustness"])
+@pytest.mark.parametrize("matrix", ["example", "robustness", "quiet"])
 def test_each_matrix_has_both_controls_for_every_engine_and_load(matrix: str, request: pytest.FixtureRequest) -> None:
     example: Plan = request.getfixturevalue(matrix)
     pairs = {(cell.engine, cell.load) for cell in example.cells}

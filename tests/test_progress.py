@@ -125,8 +125,8 @@ def test_in_a_pipe_there_are_lines(environment: dict[str, str], attached: Attach
     assert HIDE_CURSOR not in done.stdout
     assert ("\x1b[" in done.stdout) is bool(environment)
     plain = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout).splitlines()
-    assert [line.split("  ")[0] for line in plain[:3]] == ["start", "prefill", "oracles"]
-    assert re.fullmatch(r"\[3/3\] pass recompute-report-sync-middle  recovered  \d\.\d s", plain[5])
+    assert [line.split("  ")[0] for line in plain[1:4]] == ["start", "prefill", "oracles"]
+    assert re.fullmatch(r"\[3/3\] pass recompute-report-sync-middle  recovered  \d\.\d s", plain[6])
     assert done.stderr == ""
 
 

@@ -29,6 +29,7 @@ from harness.records import (
     EngineInfo,
     EngineState,
     Evidence,
+    Failure,
     Finding,
     LoadMode,
     Observation,
@@ -39,6 +40,7 @@ from harness.records import (
     RequestRecord,
     Role,
     RunInfo,
+    SecondAttempt,
     Status,
     Timing,
     TokenChoice,
@@ -133,9 +135,15 @@ def report_of(text: str = "small", exit_code: int = 1) -> Report:
     versions = Versions("0.32.0", "2.13.0", "3.11.2", "SmolLM2", "SharedVolumeConnector")
     return Report(
         info=RunInfo(
-            "20261130-154501", "harness/matrix/quick.yaml", "compose", versions, {}, "run", 1_796_053_501.0, 32
+            "20261130-154501",
+            "harness/matrix/quick.yaml",
+            "compose",
+            "run",
+            1_796_053_501.0,
+            versions=versions,
+            block_size=32,
         ),
-        timing=Timing(30.5, (("oracles", 4.0), ("cells", 16.0)), 51.25),
+        timing=Timing((("start", 30.5), ("oracles", 4.0), ("cells", 16.0)), 51.25),
         cells=(*cells, cell_of("never-judged")),
         observations=tuple(observation_of(cell, text) for cell in cells[:5]),
         verdicts=tuple(verdict_of(name, status, outcome, text) for name, status, outcome, _ in CASES),
@@ -165,10 +173,11 @@ def test_all_formats_are_written(tmp_path: Path) -> None:
 def test_json_has_the_documented_fields() -> None:
     raw = json.loads(to_json(report_of()))
     assert " ".join(raw) == (
-        "schema_version run_id outcome exit_code versions stack started_at duration_s startup_s cells_s counts cells"
+        "schema_version run_id outcome exit_code versions stack seed started_at duration_s startup_s cells_s error "
+        "resumed_count replay_of differences counts cells"
     )
     assert " ".join(raw["cells"][0]) == (
-        "id engine load fault expected outcome status group link findings duration_s ttft_s evidence"
+        "id engine load fault expected outcome status attempts flaky group link findings duration_s ttft_s evidence"
     )
     assert raw["cells"][1]["evidence"] == {
         "loaded_blocks": 4,
@@ -355,7 +364,7 @@ def test_counts_and_times_end_the_report() -> None:
         "1 pass, 1 fail, 1 known, 1 fixed, 1 inconclusive, 1 error, 1 skipped"
         "  (2 recovered, 2 not-run, 1 wrong-output, 1 crashed, 1 unproven)"
     )
-    assert lines[1] == "time: 51.2 s in all: oracles 4.0 s, cells 16.0 s"
+    assert lines[1] == "time: 51.2 s in all: start 30.5 s, oracles 4.0 s, cells 16.0 s"
 
 
 def test_model_text_is_neither_markup_nor_a_terminal_code() -> None:
@@ -714,3 +723,45 @@ def test_equal_texts_have_no_diff() -> None:
 
 def test_visible_escapes_what_does_not_print() -> None:
     assert visible("é\n\t\x9b\ud800\U000e0001 日") == "é\n\\t\\x9b\\ud800\\U000e0001 日"
+
+
+# Second attempts, and runs that did not come to their end.
+
+
+def test_every_format_shows_both_attempts() -> None:
+    report = report_of()
+    (wrong,) = (verdict for verdict in report.verdicts if verdict.cell_id == "wrong")
+    again = replace(wrong, outcome=Outcome.RECOVERED, status=Status.PASS)
+    report = replace(report, again=(SecondAttempt(observation_of(report.cells[1]), again),))
+    words = "again alone: recovered (flaky: not red again alone)"
+    assert f"  {words}\n" in printed(report)
+    assert words in to_markdown(report)
+    assert words in to_junit(report)
+    assert f"wrong-output, recovered; {words}" in to_html(report)
+    (cell,) = (cell for cell in json.loads(to_json(report))["cells"] if cell["id"] == "wrong")
+    assert (cell["outcome"], cell["attempts"], cell["flaky"]) == ("wrong-output", ["wrong-output", "recovered"], True)
+    assert problems_of(json.loads(to_json(report))) == []
+
+
+def test_every_format_shows_why_a_run_did_not_come_to_its_end() -> None:
+    report = report_of(exit_code=3)
+    report = replace(report, info=replace(report.info, failure=Failure("prefill ended\nits last `line`: <b>", 3)))
+    assert "not finished: prefill ended\nits last `line`: <b>\n" in printed(report)
+    assert "\n    prefill ended\n    its last `line`: <b>\n" in to_markdown(report)
+    assert 'tests="8"' in to_junit(report)
+    assert '<error message="prefill ended" type="error">' in to_junit(report)
+    assert "<pre>prefill ended\nits last `line`: &lt;b&gt;</pre>" in to_html(report)
+    assert json.loads(to_json(report))["error"] == "prefill ended\nits last `line`: <b>"
+
+
+def test_every_format_shows_under_which_conditions_it_ran() -> None:
+    report = report_of()
+    info = replace(report.info, seed=7, resumed_at_s=(1.0,), replay_of="runs/r0", differences=("vllm was 1, is 2",))
+    report = replace(report, info=info)
+    for text in (printed(report), to_markdown(report), to_html(report)):
+        assert "seed 7: " in text
+        assert "interrupted and resumed, times: 1" in text
+        assert "repeats cells of runs/r0, under other conditions" in text
+        assert "not as there: vllm was 1, is 2" in text
+    raw = json.loads(to_json(report))
+    assert (raw["seed"], raw["resumed_count"], raw["replay_of"]) == (7, 1, "runs/r0")

@@ -337,6 +337,13 @@ CASES = (
     wrong("another reason", changes(EventName.READ_FAILED, reason="io"), UNREPORTED, "failure-reported"),
     wrong("refused, not reported", drops(EventName.REPORTED), UNREPORTED, "failure-reported"),
     wrong("reported, not refused", drops(EventName.READ_FAILED), UNREPORTED, "failure-reported"),
+    wrong(
+        "failed, but nothing was refused",
+        drops(EventName.READ_FAILED),
+        UNREPORTED,
+        "failure-reported",
+        policy="fail",
+    ),
     wrong("victim wrong", garbage(Role.VICTIM), WRONG_OUTPUT, "victim-equals-oracle"),
     wrong("victim equals reuse", answers(Role.VICTIM, OracleKind.REUSE), WRONG_OUTPUT, "victim-equals-oracle"),
     wrong("victim fails", fails(Role.VICTIM), WRONG_OUTPUT, "victim-equals-oracle"),

@@ -181,3 +181,61 @@ def test_an_unstored_prompt_that_has_a_block() -> None:
         "  5 tokens give 1 blocks that can be loaded, but the prompt is to be unstored: at most 4 tokens "
         "@ prompts.short"
     ]
+
+
+# The seed.
+
+
+@pytest.mark.parametrize("seed", [7, 123, 999_999])
+@pytest.mark.parametrize("count", [0, 28, 60])
+def test_a_seed_takes_the_place_of_the_first_tokens(seed: int, count: int) -> None:
+    spec = PromptSpec("harbour", TEXT, count, "owl")
+    plain, salted = (build_prompts([spec], Characters(), BLOCK_SIZE, each)["harbour"] for each in (0, seed))
+    digits = len(str(seed))
+    assert salted.text == str(seed) + plain.text[digits:]
+    assert salted.full_block_count == plain.full_block_count
+
+
+def test_two_seeds_give_two_prompts() -> None:
+    seeds = (0, 1, 12, 121, 2, 999_999)
+    texts = {build_prompts([SECRET], Characters(), BLOCK_SIZE, seed)["harbour"].token_ids for seed in seeds}
+    assert len(texts) == len(seeds)
+
+
+def test_a_sharer_has_the_salt_of_the_prompt_whose_blocks_it_shares() -> None:
+    sharer = PromptSpec("sharer", TEXT, 60, "", "harbour", 3)
+    prompts = build_prompts([SECRET, sharer], Characters(), BLOCK_SIZE, 45)
+    assert prompts["sharer"].text.startswith("45e word is ")
+    assert prompts["sharer"].text[12:].startswith("\nThe word is owl.")
+
+
+def test_a_prompt_shorter_than_the_salt_keeps_its_length() -> None:
+    spec = PromptSpec("short", "Hi Bo")
+    assert build_prompts([spec], Characters(), BLOCK_SIZE, 123_456)["short"].text == "12345"
+
+
+def test_the_salt_comes_after_the_models_own_beginning() -> None:
+    prompt = build_prompts([SECRET], Characters((1,)), BLOCK_SIZE, 45)["harbour"]
+    assert prompt.token_ids[:4] == (1, ord("4"), ord("5"), ord("e"))
+
+
+def test_the_salt_of_a_chat_is_in_its_message() -> None:
+    prompt = build_prompts([TALK], Characters(), BLOCK_SIZE, 45)["talk"]
+    assert prompt.message == "45e word is owl. What is it?"
+    assert prompt.text == f"<{prompt.message}>"
+
+
+def test_a_chat_whose_length_the_seed_changes_is_refused() -> None:
+    class Merging(Characters):
+        def tokenize_chat(self, message: str) -> tuple[int, ...]:
+            return super().tokenize_chat(message.replace("45", "4"))
+
+    with pytest.raises(UsageError, match="with the seed 45 it has 29 tokens and not 30: try another"):
+        build_prompts([TALK], Merging(), BLOCK_SIZE, 45)
+
+
+def test_a_salt_that_hides_the_secret_is_refused() -> None:
+    spec = PromptSpec("early", "owl is the word of the day", 0, "owl")
+    assert build_prompts([spec], Characters(), BLOCK_SIZE)["early"].secret == "owl"
+    with pytest.raises(UsageError, match="the seed 12 takes the place of the secret"):
+        build_prompts([spec], Characters(), BLOCK_SIZE, 12)

@@ -30,6 +30,8 @@ class Wrong(StrEnum):
     NOTHING = "nothing"
 
     GARBAGE_AFTER_RECOVERY = "garbage-after-recovery"
+    GARBAGE_ONCE = "garbage-once"
+    """As before, but not when the cell is run again."""
     ANSWERS_SWAPPED = "answers-swapped"
     """Victim and bystander of a mix get each other's."""
     STALE_ANSWER = "stale-answer"
@@ -131,6 +133,11 @@ class Request:
     def role(self) -> str:
         """A Role; of requests outside cells some other word."""
         return self.control.tag.split(".")[-1]
+
+    @property
+    def is_again(self) -> bool:
+        """Of the second attempt of a cell."""
+        return any(word.startswith("again") for word in self.control.tag.split("."))
 
     @property
     def is_of_cell(self) -> bool:
@@ -240,6 +247,10 @@ def recovers(request: Request) -> bool:
     return request.is_broken and request.policy == "recompute"
 
 
+def recovers_for_the_first_time(request: Request) -> bool:
+    return recovers(request) and not request.is_again
+
+
 def fails(request: Request) -> bool:
     return request.is_broken and request.policy == "fail"
 
@@ -262,6 +273,7 @@ def is_victim_of(kind: FaultKind) -> Who:
 
 OTHER_ANSWERS: Mapping[Wrong, tuple[Who, Callable[[Request], Answer]]] = {
     Wrong.GARBAGE_AFTER_RECOVERY: (recovers, garbage),
+    Wrong.GARBAGE_ONCE: (recovers_for_the_first_time, garbage),
     Wrong.ERROR_INSTEAD_OF_RECOVERY: (recovers, failure),
     Wrong.ERROR_BODY_WITH_200: (is_broken, lambda request: replace(failure(request), status=200)),
     Wrong.LOADED_GARBAGE: (is_victim_of(FaultKind.NONE), garbage),

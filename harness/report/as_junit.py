@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import io
+from collections.abc import Iterator
 
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
 from harness.records import Report, Status
 from harness.report.view import (
     Row,
+    again_words,
     cell_words,
     difference_words,
     evidence_folder,
@@ -31,7 +33,7 @@ def to_junit(report: Report) -> str:
     suite.timestamp = started_at(report).removesuffix("+00:00")
     for name, value in _properties(report).items():
         suite.add_property(name, one_line(value))
-    suite.add_testcases([_case(report, row) for row in rows(report)])
+    suite.add_testcases([*_failure(report), *(_case(report, row) for row in rows(report))])
     suite.time = round(report.timing.duration_s, 3)
     document = JUnitXml()
     document.add_testsuite(suite)
@@ -42,8 +44,17 @@ def to_junit(report: Report) -> str:
 
 def _properties(report: Report) -> dict[str, str]:
     info = report.info
-    run = {"run_id": info.run_id, "matrix": info.matrix, "stack": info.stack}
+    run = {"run_id": info.run_id, "matrix": info.matrix, "stack": info.stack, "seed": str(info.seed)}
     return run | {name: str(value) for name, value in dataclasses.asdict(info.versions).items()}
+
+
+def _failure(report: Report) -> Iterator[TestCase]:
+    """The run itself, where it did not come to its end."""
+    if report.info.failure:
+        case = TestCase("the run", "kvproof", 0.0)
+        case.result = [Error(one_line(report.info.failure.text.split("\n")[0]), "error")]
+        case.result[0].text = visible(report.info.failure.text)
+        yield case
 
 
 def _case(report: Report, row: Row) -> TestCase:
@@ -75,6 +86,7 @@ def _result(row: Row) -> Failure | Error | Skipped | None:
 def _details(report: Report, row: Row) -> list[str]:
     lines = [f"{row.verdict.outcome}, expected {row.cell.expected}", row.cell.why]
     lines += [finding_words(finding) for finding in row.failed_findings]
+    lines += [again_words(row)] if row.again else []
     for difference in row.differences:
         lines += [difference_words(difference), *text_diff(difference)]
     return [*lines, f"evidence: {evidence_folder(report, row.cell)}", f"repeat: {repeat_command(report, row.cell)}"]

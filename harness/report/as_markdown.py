@@ -9,15 +9,17 @@ from itertools import accumulate
 from harness.records import Report, Status
 from harness.report.view import (
     Row,
+    again_words,
     cell_words,
-    cells_s,
     not_judged,
     one_line,
     outcome_counts,
+    phase_s,
     reason,
     repeat_command,
     rows,
     run_outcome,
+    run_words,
     status_counts,
     web_address,
 )
@@ -39,6 +41,8 @@ def to_markdown(report: Report) -> str:
     """The summary, shorter than SUMMARY_CHARS_MAX. Everything that is not ours stands in code spans."""
     judged = rows(report)
     lines = [f"## kvproof: {run_outcome(report)}", "", _counts(report), ""]
+    if report.info.failure:
+        lines += ["The run did not come to its end:", "", block(report.info.failure.text), ""]
     for title, statuses in SECTIONS.items():
         lines += _section(report, title, [row for row in judged if row.verdict.status in statuses])
     if not_judged(report):
@@ -54,6 +58,11 @@ def code(text: str) -> str:
     fence = "`" * (max((len(run) for run in re.findall("`+", line)), default=0) + 1)
     # Without the spaces a backtick at either end would join the fence, and an empty span would be none.
     return f"{fence} {line} {fence}" if "`" in line or not line.strip() else f"{fence}{line}{fence}"
+
+
+def block(text: str) -> str:
+    """`text` as an indented code block, line by line."""
+    return "\n".join(f"    {one_line(line)}" for line in text.split("\n"))
 
 
 def _link(text: str) -> str:
@@ -75,6 +84,7 @@ def _section(report: Report, title: str, section: list[Row]) -> list[str]:
 def _entry(report: Report, row: Row) -> str:
     link = f" {_link(row.verdict.link)}" if row.verdict.link else ""
     why = "" if row.verdict.status is Status.FIXED else f" {code(reason(row))}"
+    why += f" {again_words(row)}" if row.again else ""
     repeat = f"\n  repeat: {code(repeat_command(report, row.cell))}" if row.verdict.status is Status.FAIL else ""
     return f"- {code(cell_words(row.cell))} **{row.verdict.outcome}**{link}{why}{repeat}"
 
@@ -90,9 +100,11 @@ def _about(report: Report) -> list[str]:
     versions = (f"{name} {code(str(value))}" for name, value in dataclasses.asdict(report.info.versions).items())
     timing = report.timing
     return [
-        f"{timing.duration_s:.1f} s in all, {timing.startup_s:.1f} s until the engines were ready, "
-        f"{cells_s(report):.1f} s in cells. Run {code(report.info.run_id)} on {code(report.info.stack)}, "
+        f"{timing.duration_s:.1f} s in all, {phase_s(report, 'start'):.1f} s until the engines were ready, "
+        f"{phase_s(report, 'cells'):.1f} s in cells. Run {code(report.info.run_id)} on {code(report.info.stack)}, "
         f"matrix {code(report.info.matrix)}.",
+        "",
+        *(f"- {code(line)}" for line in run_words(report)),
         "",
         ", ".join(versions),
     ]

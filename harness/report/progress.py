@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
@@ -19,9 +20,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from harness.records import Cell, Status, Verdict
+from harness.records import Cell, RunInfo, Status, Verdict
 from harness.report.terminal import STYLES, print_line, sign
 from harness.report.view import visible
+from harness.seed import seed_words
 from harness.watcher import Watcher
 
 Group = tuple[str, str]
@@ -52,6 +54,13 @@ class LineProgress(Watcher):
         self._cell_count = 0
         self._done_count = 0
 
+    def begins(self, info: RunInfo, folder: Path) -> None:
+        print_line(self._console, Text(f"{visible(str(folder))}  {seed_words(info.seed)}"))
+
+    def differs(self, differences: tuple[str, ...]) -> None:
+        for difference in differences:
+            print_line(self._console, Text(f"NOT AS IN THE RUN THAT IS REPEATED: {visible(difference)}", "bold yellow"))
+
     def waiting(self, text: str) -> None:
         print_line(self._console, Text(visible(text), "dim"))
 
@@ -60,6 +69,13 @@ class LineProgress(Watcher):
 
     def cells_planned(self, cells: tuple[Cell, ...]) -> None:
         self._cell_count, self._done_count = len(cells), 0
+
+    def cells_again(self, cells: tuple[Cell, ...]) -> None:
+        self.cells_planned(cells)
+        print_line(self._console, Text(f"{len(cells)} not green: once more, alone", "dim"))
+
+    def cell_done_again(self, cell: Cell, verdict: Verdict, duration_s: float) -> None:
+        self.cell_done(cell, verdict, duration_s)
 
     def cell_done(self, cell: Cell, verdict: Verdict, duration_s: float) -> None:
         self._done_count += 1
@@ -119,7 +135,7 @@ class LiveProgress(LineProgress):
             return Padding(table, (1, 0, 0, 0))
 
     def _headline(self) -> str:
-        cells = f" {self._found.total()} of {self._cell_count}" if self._planned else ""
+        cells = f" {self._found.total()} of {self._planned.total()}" if self._planned else ""
         awaited = f": {visible(self._awaited)}" if self._awaited else ""
         return f"{visible(self._phase)}{cells}  {time.monotonic() - self._phase_began_s:.0f} s{awaited}"
 

@@ -15,6 +15,7 @@ from rich.text import Text
 from harness.records import Difference, Report, Status
 from harness.report.view import (
     Row,
+    again_words,
     answer_words,
     broken_words,
     cell_words,
@@ -29,6 +30,7 @@ from harness.report.view import (
     repeat_command,
     rows,
     run_outcome,
+    run_words,
     status_counts,
     text_diff,
     top_words,
@@ -177,7 +179,8 @@ def _why_lines(row: Row) -> list[str]:
         lines.append(f"known issue: {row.verdict.link}")
     if row.not_run:
         lines.append(f"not run: {row.not_run}")
-    return lines + [f"- {finding_words(finding)}" for finding in row.failed_findings]
+    lines += [f"- {finding_words(finding)}" for finding in row.failed_findings]
+    return [*lines, again_words(row)] if row.again else lines
 
 
 def _answer_lines(row: Row) -> list[str]:
@@ -212,9 +215,13 @@ def _print_end(report: Report, console: Console) -> None:
     if missing:
         print_line(console, Text(visible(f"\nnot judged: {', '.join(missing)}"), "magenta"))
     print_line(console, Text(f"\n{_counts(status_counts(report))}  ({_counts(outcome_counts(report))})"))
+    for line in run_words(report):
+        print_line(console, Text(visible(line)))
     timing = report.timing
     phases = ", ".join(f"{visible(name)} {seconds:.1f} s" for name, seconds in timing.phases)
     print_line(console, Text(f"time: {timing.duration_s:.1f} s in all: {phases}"))
+    if report.info.failure:
+        print_line(console, Text(f"not finished: {visible(report.info.failure.text)}", "bold red"))
     word = run_outcome(report)
     last = f"{word.upper()}  exit code {report.exit_code}  {visible(report.folder)}"
     print_line(console, Text(last, RUN_STYLES.get(word, "bold red")))

@@ -16,6 +16,7 @@ from harness.records import (
     Difference,
     Finding,
     Observation,
+    Outcome,
     Report,
     RequestRecord,
     Role,
@@ -23,6 +24,7 @@ from harness.records import (
     TokenChoice,
     Verdict,
 )
+from harness.seed import seed_words
 from services.faults import ALWAYS, WHOLE_LOAD_KINDS, Fault, FaultKind
 
 STATUS_ORDER = tuple(Status)
@@ -32,7 +34,8 @@ RUN_OUTCOMES = {0: "pass", 1: "fail", 2: "inconclusive", 3: "error"}
 @dataclass(frozen=True)
 class Row:
     """One judged cell. `requests` is empty and the durations are 0 when the cell was not run; `not_run` says why
-    the harness could not run it. `observed`: its folder has an observation."""
+    the harness could not run it. `observed`: its folder has an observation. `again`: the verdict on its second attempt,
+    where it had one."""
 
     cell: Cell
     verdict: Verdict
@@ -41,6 +44,7 @@ class Row:
     ttft_s: float = 0.0
     not_run: str = ""
     observed: bool = False
+    again: Verdict | None = None
 
     @property
     def as_expected(self) -> bool:
@@ -52,6 +56,16 @@ class Row:
         return () if self.verdict.status is Status.SKIPPED else self.verdict.differences
 
     @property
+    def attempts(self) -> tuple[Outcome, ...]:
+        """What happened each time the cell was run; the first is the one that counts."""
+        return (self.verdict.outcome, *((self.again.outcome,) if self.again else ()))
+
+    @property
+    def is_flaky(self) -> bool:
+        """Not green, and green when it was run again alone."""
+        return self.again is not None and self.again.status is Status.PASS
+
+    @property
     def failed_findings(self) -> tuple[Finding, ...]:
         return tuple(finding for finding in self.verdict.findings if not finding.ok)
 
@@ -60,12 +74,15 @@ def rows(report: Report) -> tuple[Row, ...]:
     """The judged cells in planned order."""
     verdicts = {verdict.cell_id: verdict for verdict in report.verdicts}
     observations = {observation.cell_id: observation for observation in report.observations}
+    again = {attempt.verdict.cell_id: attempt.verdict for attempt in report.again}
     return tuple(
-        _row(cell, verdicts[cell.id], observations.get(cell.id)) for cell in report.cells if cell.id in verdicts
+        _row(cell, verdicts[cell.id], observations.get(cell.id), again.get(cell.id))
+        for cell in report.cells
+        if cell.id in verdicts
     )
 
 
-def _row(cell: Cell, verdict: Verdict, observation: Observation | None) -> Row:
+def _row(cell: Cell, verdict: Verdict, observation: Observation | None, again: Verdict | None) -> Row:
     if observation is None:
         return Row(cell, verdict)
     ttfts_s = (record.completion.ttft_s for record in observation.requests if record.planned.role is Role.VICTIM)
@@ -77,6 +94,7 @@ def _row(cell: Cell, verdict: Verdict, observation: Observation | None) -> Row:
         next(ttfts_s, 0.0),
         observation.error or observation.skipped,
         True,
+        again,
     )
 
 
@@ -123,9 +141,10 @@ def known_issues(report: Report) -> tuple[tuple[str, str], ...]:
     return tuple((link, ", ".join(cells)) for link, cells in met.items())
 
 
-def cells_s(report: Report) -> float:
-    """Seconds that the cells took together; engines run theirs side by side, so less than the sum."""
-    return dict(report.timing.phases).get("cells", 0.0)
+def phase_s(report: Report, name: str) -> float:
+    """Seconds that a phase took; 0 for one that the run did not have. In `cells` engines run theirs side by side, so
+    that it is less than the sum."""
+    return dict(report.timing.phases).get(name, 0.0)
 
 
 def started_at(report: Report) -> str:
@@ -171,6 +190,27 @@ def reason(row: Row) -> str:
     if row.failed_findings:
         return finding_words(row.failed_findings[0])
     return row.not_run or f"{row.verdict.outcome}, expected {row.cell.expected}"
+
+
+def again_words(row: Row) -> str:
+    """What a second attempt showed, with nothing beside it; empty where there was none."""
+    if row.again is None:
+        return ""
+    same = "the same" if row.again.outcome is row.verdict.outcome else "not the same"
+    return f"again alone: {row.again.outcome} ({'flaky: not red again alone' if row.is_flaky else same})"
+
+
+def run_words(report: Report) -> tuple[str, ...]:
+    """What has to be known of the run as a whole, one line each."""
+    info = report.info
+    lines = [seed_words(info.seed)] if info.seed else []
+    if info.resumed_at_s:
+        lines.append(f"interrupted and resumed, times: {len(info.resumed_at_s)}")
+    if info.replay_of:
+        lines.append(
+            f"repeats cells of {info.replay_of}, under {'other' if info.differences else 'the same'} conditions"
+        )
+    return (*lines, *(f"not as there: {difference}" for difference in info.differences))
 
 
 def difference_words(difference: Difference) -> str:
