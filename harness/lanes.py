@@ -1,6 +1,6 @@
-"""Cells in lanes: one at a time in each lane, in order, the lanes side by side.
+"""Work in lanes: one piece at a time in each lane, in order, the lanes side by side.
 
-phases.py calls it and saves each observation as it comes.
+session.py gives each engine a lane of oracles, and then of cells.
 """
 
 from __future__ import annotations
@@ -10,39 +10,39 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from queue import Empty, Queue
-
-from harness.records import Cell, Observation
+from typing import TypeVar
 
 QUEUE_POLL_S = 0.2
 """How long a lane that broke may go unnoticed."""
 
-Lane = Sequence[Cell]
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
-def by_engine(cells: Iterable[Cell]) -> tuple[Lane, ...]:
+def by_engine(items: Iterable[Item], engine: Callable[[Item], str]) -> tuple[Sequence[Item], ...]:
     """A lane for each engine."""
-    of_engine: dict[str, list[Cell]] = {}
-    for cell in cells:
-        of_engine.setdefault(cell.engine, []).append(cell)
+    of_engine: dict[str, list[Item]] = {}
+    for item in items:
+        of_engine.setdefault(engine(item), []).append(item)
     return tuple(of_engine.values())
 
 
 def side_by_side(
-    lanes: Sequence[Lane], observe: Callable[[Cell], Observation]
-) -> Generator[tuple[Cell, Observation], None, None]:
-    """Call `observe` for each cell and yield what it returns, as each ends. Raises what `observe` raises.
+    lanes: Sequence[Sequence[Item]], work: Callable[[Item], Result]
+) -> Generator[tuple[Item, Result], None, None]:
+    """Call `work` for each item and yield what it returns, as each ends. Raises what `work` raises.
 
-    What ends after the caller has left the loop is lost: then the engines are being stopped, and what a cell shows is
-    our doing.
+    What ends after the caller has left the loop is lost: then the engines are being stopped, and what an item shows
+    is our doing.
     """
-    ended: Queue[tuple[Cell, Observation]] = Queue()
+    ended: Queue[tuple[Item, Result]] = Queue()
     stopping = threading.Event()
 
-    def run_lane(lane: Lane) -> None:
-        for cell in lane:
+    def run_lane(lane: Sequence[Item]) -> None:
+        for item in lane:
             if stopping.is_set():
                 return
-            ended.put((cell, observe(cell)))
+            ended.put((item, work(item)))
 
     pool = ThreadPoolExecutor(max(1, len(lanes)))
     running = [pool.submit(run_lane, lane) for lane in lanes]

@@ -7,14 +7,14 @@ saved as soon as it is known, and who watches is told.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 
 from harness.conditions import dtype_of
 from harness.judge import cell_judge, to_run_again
-from harness.lanes import Lane, by_engine, side_by_side
+from harness.lanes import by_engine, side_by_side
 from harness.oracles import needed
 from harness.records import (
     Cell,
@@ -81,7 +81,7 @@ def observe(session: Session, runner: Runner, clock: Clock, watcher: Watcher) ->
     with clock.phase("cells"):
         left = cells_left(plan, session.info.seed, folder)
         watcher.cells_planned(left)
-        _run_cells(session, runner, by_engine(left), watcher.cell_begun, watcher.cell_done)
+        _run_cells(session, runner, by_engine(left, lambda cell: cell.engine), watcher.cell_begun, watcher.cell_done)
     if red := again_left(folder):
         with clock.phase("again"):
             watcher.cells_again(red)
@@ -107,7 +107,7 @@ def again_left(folder: RunFolder) -> tuple[Cell, ...]:
 def _run_cells(
     session: Session,
     runner: Runner,
-    lanes: tuple[Lane, ...],
+    lanes: tuple[Sequence[Cell], ...],
     begun: Callable[[Cell], None],
     done: Callable[[Cell, Verdict, float], None],
     *,
@@ -142,6 +142,9 @@ def _prefill(runner: Runner, plan: Plan, prompts: Mapping[str, Prompt]) -> None:
 
 
 def _measure(runner: Runner, keys: tuple[OracleKey, ...]) -> tuple[OracleRun, ...]:
-    return tuple(
-        runner.oracle(key, run_index) for key in keys for run_index in range(1 + (key.kind in REPEATED_ORACLES))
-    )
+    """The oracles in the order of `keys`, those of each engine beside those of the others."""
+    repeated = [(key, index) for key in keys for index in range(1 + (key.kind in REPEATED_ORACLES))]
+    lanes = by_engine(repeated, lambda run: run[0].engine)
+    with closing(side_by_side(lanes, lambda run: runner.oracle(*run))) as ended:
+        measured = dict(ended)
+    return tuple(measured[run] for run in repeated)
