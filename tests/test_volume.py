@@ -23,6 +23,7 @@ from harness.volume import OF_MODES, SHARD, Laid, Volume, saved_keys
 from harness.volume_files import ASIDE_SUFFIX, describe
 from services.journal import Event, EventName
 from services.store import HEADER_BYTES, BlockStore, ReadFailure, block_keys, root_key
+from tests.small_disks import small_disk_at
 
 LAYOUT = "test"
 VALUE_COUNT = 64
@@ -58,13 +59,11 @@ def reasons(store: BlockStore) -> list[str]:
 @pytest.fixture
 def small_dir(tmp_path: Path) -> Iterator[Path]:
     """A folder on a small disk."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("this user may not mount a small disk")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    (tmp_path / "small").mkdir()
+    with small_disk_at(tmp_path / "small", "1m") as folder:
+        if folder is None:
+            pytest.skip("this user may not mount a small disk")
+        yield folder
 
 
 FILE_KINDS = [kind for kind in StorageKind if kind not in HELD | UNSAVED | OF_WHOLE_VOLUME | OF_MODES]
