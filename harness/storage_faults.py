@@ -23,6 +23,7 @@ from harness.stack import Stack
 from harness.storage_kinds import TURNING_POINTS, UNSAVED
 from harness.tail import Tail
 from harness.volume import Laid, Volume, saved_keys
+from harness.volume_files import put_all_back
 from services.faults import LoadControl
 from services.journal import journal_path
 
@@ -56,7 +57,10 @@ class StorageFaults:
     """Faults in the storage of `stack`. `producer`: the service that saves KV; `prompts` by id."""
 
     def __init__(self, stack: Stack, producer: str, prompts: Mapping[str, Prompt]) -> None:
+        """Puts back what a run that was killed left aside, before anything is saved. Raises HarnessError."""
         self._stack, self._producer, self._prompts = stack, producer, prompts
+        if stack.kv_dir is not None:
+            put_all_back(stack.kv_dir)
         self._known_volume: Volume | None = None
 
     @contextmanager

@@ -20,7 +20,7 @@ from harness.held_files import holding
 from harness.records import Damage, VolumeFile
 from harness.small_disk import small_disk
 from harness.storage_kinds import HELD, SLOW_READ_S, StorageFault, StorageKind
-from harness.volume_files import aside_of, describe, listing, put_all_back, replaced, told, write
+from harness.volume_files import aside_of, describe, listing, replaced, told, write
 from services.journal import Event, EventName
 from services.store import BlockStore, Shard
 
@@ -55,11 +55,10 @@ class Volume:
         *,
         modes_bind_root: bool = False,
     ) -> None:
-        """Puts back what a run that was killed left aside. Raises HarnessError when the folder cannot be used."""
+        """Raises HarnessError when the folder cannot be used."""
         self._root, self._keys = kv_dir, keys
         self._small_dir, self._modes_bind_root = small_dir, modes_bind_root
         with told(kv_dir):
-            put_all_back(kv_dir)
             self._store = BlockStore(kv_dir)
 
     def listing(self) -> tuple[VolumeFile, ...]:

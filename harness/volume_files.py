@@ -58,9 +58,10 @@ def replaced(place: Path, put: Put) -> Iterator[None]:
 
 
 def put_all_back(root: Path) -> None:
-    """What a run that was killed left aside. Raises OSError."""
-    for aside in list(root.rglob(f"*{ASIDE_SUFFIX}")):
-        _put_back(aside, aside.with_name(aside.name.removesuffix(ASIDE_SUFFIX)))
+    """What a run that was killed left aside. Raises HarnessError."""
+    with told(root):
+        for aside in list(root.rglob(f"*{ASIDE_SUFFIX}")):
+            _put_back(aside, aside.with_name(aside.name.removesuffix(ASIDE_SUFFIX)))
 
 
 def aside_of(place: Path) -> Path:

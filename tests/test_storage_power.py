@@ -6,7 +6,6 @@ Everything between the files, the HTTP answers and the exit code is the product.
 from __future__ import annotations
 
 import fnmatch
-import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from harness.records import Cell, Outcome, Plan, Report, Status, Verdict
 from harness.storage import RunFolder
 from tests.engines import ENGINES
 from tests.simulated_storage import storing_stack
+from tests.small_disks import small_disk_at
 from tests.ways_to_be_wrong import OF_STORAGE, Wrong
 
 STORAGE = load_plan(Path(__file__).resolve().parents[1] / "harness" / "matrix" / "storage.yaml", ENGINES)
@@ -100,12 +100,8 @@ CASES = (
 @pytest.fixture(scope="session")
 def small_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path | None]:
     """A folder on a small disk, where this user may mount one."""
-    folder = tmp_path_factory.mktemp("small")
-    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)]
-    mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
-    yield folder if mounted else None
-    if mounted:
-        subprocess.run(["umount", str(folder)], check=True)
+    with small_disk_at(tmp_path_factory.mktemp("small"), "2m") as folder:
+        yield folder
 
 
 def run(plan: Plan, tmp_path: Path, wrong: Wrong, small_dir: Path | None) -> Report:

@@ -18,11 +18,14 @@ import pytest
 from harness import held_files, small_disk
 from harness.errors import HarnessError, LeverMissing
 from harness.records import VolumeFile
+from harness.stack import AttachStack
+from harness.storage_faults import StorageFaults
 from harness.storage_kinds import HELD, OF_WHOLE_VOLUME, REASONS, SLOW_READ_S, UNSAVED, StorageFault, StorageKind
 from harness.volume import OF_MODES, SHARD, Laid, Volume, saved_keys
 from harness.volume_files import ASIDE_SUFFIX, describe
 from services.journal import Event, EventName
 from services.store import HEADER_BYTES, BlockStore, ReadFailure, block_keys, root_key
+from tests.small_disks import small_disk_at
 
 LAYOUT = "test"
 VALUE_COUNT = 64
@@ -58,13 +61,11 @@ def reasons(store: BlockStore) -> list[str]:
 @pytest.fixture
 def small_dir(tmp_path: Path) -> Iterator[Path]:
     """A folder on a small disk."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("this user may not mount a small disk")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    (tmp_path / "small").mkdir()
+    with small_disk_at(tmp_path / "small", "1m") as folder:
+        if folder is None:
+            pytest.skip("this user may not mount a small disk")
+        yield folder
 
 
 FILE_KINDS = [kind for kind in StorageKind if kind not in HELD | UNSAVED | OF_WHOLE_VOLUME | OF_MODES]
@@ -147,7 +148,7 @@ def test_what_a_killed_run_left_aside_is_put_back(tmp_path: Path) -> None:
     place = store.payload_path(KEYS["victim"][1], SHARD)
     place.rename(place.with_name(place.name + ASIDE_SUFFIX))
     place.mkdir()
-    Volume(tmp_path, KEYS)
+    StorageFaults(AttachStack({}, tmp_path, tmp_path), "prefill", {})
     assert read(store, 1) == PAYLOAD
     assert not list(tmp_path.rglob(f"*{ASIDE_SUFFIX}"))
 
@@ -414,6 +415,7 @@ def test_a_volume_that_a_killed_run_exchanged_is_put_back(tmp_path: Path) -> Non
     (tmp_path / "blocks").symlink_to("nowhere")
     (tmp_path / "index" / "ab").mkdir(parents=True)
     (tmp_path / "index" / "ab" / "entry").touch()
+    StorageFaults(AttachStack({}, tmp_path, tmp_path), "prefill", {})
     assert Volume(tmp_path, KEYS).listing() == before
     assert read(store, 1) == PAYLOAD
 

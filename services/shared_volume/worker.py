@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,7 @@ logger = logging.getLogger("vllm.kvproof.shared_volume")
 LOADER_THREADS = 4
 """Async loads in progress at a time."""
 READER_THREADS = 8
-"""Block files read at a time, over all loads."""
+"""Block files read at a time, by one load."""
 
 
 class WorkerSide:
@@ -50,7 +51,6 @@ class WorkerSide:
         self._block_count = kv_cache_config.num_blocks
         self._store, self._journal, self._read_deadline_s = store, journal, read_deadline_s
         self._loaders = ThreadPoolExecutor(LOADER_THREADS, "kv-load")
-        self._readers = ThreadPoolExecutor(READER_THREADS, "kv-read")
         self._lock = threading.Lock()
         self._ended: list[tuple[str, set[int]]] = []
         self._failed_block_ids: set[int] = set()
@@ -90,7 +90,6 @@ class WorkerSide:
 
     def shutdown(self) -> None:
         self._loaders.shutdown(wait=False, cancel_futures=True)
-        self._readers.shutdown(wait=False, cancel_futures=True)
 
     def _load_in_thread(self, job: LoadJob, order: _DeviceOrder) -> None:
         """Whatever happens, the load ends: a request whose load is never reported waits for ever."""
@@ -107,19 +106,19 @@ class WorkerSide:
     def _load(self, job: LoadJob) -> set[int]:
         """Read the job's blocks into the KV cache; the ids of those that could not be read."""
         deadline_s = time.monotonic() + self._read_deadline_s
-        reads = [
-            self._readers.submit(self._store.read, key, self._shard, self._blocks.layout, deadline_s)
-            for key in job.keys
-        ]
         failed = set()
-        for index, read in enumerate(reads):
-            payload = _result(read, deadline_s)
-            if isinstance(payload, ReadFailure):
-                failed.add(job.block_ids[index])
-                self._journal_read_failure(job, index, payload)
-            else:
-                self._hold_load(job, index, reads)
-                self._blocks.write(job.block_ids[index], payload)
+        with _readers() as readers:
+            reads = [
+                readers.submit(self._store.read, key, self._shard, self._blocks.layout, deadline_s) for key in job.keys
+            ]
+            for index, read in enumerate(reads):
+                payload = _result(read, deadline_s)
+                if isinstance(payload, ReadFailure):
+                    failed.add(job.block_ids[index])
+                    self._journal_read_failure(job, index, payload)
+                else:
+                    self._hold_load(job, index, reads)
+                    self._blocks.write(job.block_ids[index], payload)
         return failed
 
     def _save(self, job: SaveJob) -> None:
@@ -209,6 +208,16 @@ class _DeviceOrder:
         if self._ready is not None:
             self._context.__exit__(*error)
             self._stream.synchronize()
+
+
+@contextmanager
+def _readers() -> Iterator[ThreadPoolExecutor]:
+    """Threads for one load: reads that hang take none from anybody else, and are not waited for at the end."""
+    pool = ThreadPoolExecutor(READER_THREADS, "kv-read")
+    try:
+        yield pool
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _result(read: Future[bytearray | ReadFailure], deadline_s: float) -> bytearray | ReadFailure:
