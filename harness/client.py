@@ -305,6 +305,9 @@ def _hang_up(response: requests.Response, note: Callable[[], None]) -> None:
 
 def _receive_stream(draft: Draft, response: requests.Response) -> None:
     for line in response.iter_lines():
+        if draft.gave_up:
+            # What had already arrived is not read by who has left.
+            return
         if not line.startswith(EVENT_PREFIX):
             continue
         data = line.removeprefix(EVENT_PREFIX)

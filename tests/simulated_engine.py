@@ -46,6 +46,8 @@ from tests.ways_to_be_wrong import (
 BLOCK_SIZE = 32
 CACHE_SHARE = 0.125
 """Of the KV blocks, held by each running request."""
+REPAIR_S = 0.05
+"""How long a load that is broken keeps a stream waiting: time for its client to leave."""
 PARTNER_DEADLINE_S = 5.0
 LOAD_COUNT_MAX = 4
 """After so many loads that cannot be used a request is computed."""
@@ -162,6 +164,8 @@ vllm:cache_config_info{{block_size="{BLOCK_SIZE}",num_gpu_blocks="728"}} 1
         repaired = (*loaded[:first_bad], *(True for _ in loaded[first_bad:]))
         if self._wrong is Wrong.POISONED_CACHE:
             self._keep(keys, loaded)
+        if done.fired and request.stream:
+            time.sleep(REPAIR_S)
         if (done.reported or (done.fired and request.is_lost)) and self._policy == "fail":
             return failure(request)
         self._keep(keys, repaired)

@@ -276,6 +276,16 @@ def test_a_client_that_leaves_in_the_middle_of_a_stream(engine: FakeServer) -> N
     assert got.duration_s < 1
 
 
+def test_a_client_that_leaves_before_the_answer_comes_reads_none_of_it(engine: FakeServer) -> None:
+    engine.behaviours[COMPLETIONS] = stream(PARIS_EVENT, DOT_EVENT, USAGE_EVENT)
+    departure = Departure()
+    departure.leave()
+    got = EngineClient(engine.url).complete(
+        PROMPT, CONTROL, max_tokens=2, stream=True, deadline_s=10, departure=departure
+    )
+    assert (got.gave_up, got.token_ids, got.finish_reason) == (True, (), "")
+
+
 def test_a_client_that_leaves_too_late_has_its_answer(engine: FakeServer) -> None:
     engine.behaviours[COMPLETIONS] = stream(PARIS_EVENT, DOT_EVENT, USAGE_EVENT)
     departure = Departure()

@@ -52,7 +52,8 @@ def test_all_layers_modes_and_policies(name: str, count: int) -> None:
 def test_the_larger_matrix_has_what_the_smaller_ones_have() -> None:
     ids = {name: {cell.id for cell in plan_of(name).cells} for name in NAMES}
     assert ids["smoke"] < ids["default"] < ids["full"]
-    assert all(ids[name] <= ids["full"] for name in NAMES)
+    # Many requests with nothing broken: about kvproof itself, and not about the engines.
+    assert all(ids[name] <= ids["full"] for name in NAMES if name != "quiet")
 
 
 def test_smoke_has_both_layers_that_cost_no_restart() -> None:
