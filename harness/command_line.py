@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -17,12 +17,14 @@ from pydantic import TypeAdapter
 
 from harness.errors import UsageError
 from harness.help_texts import COMPARE_MORE, COMPLETION_MORE, DOCTOR_MORE, EXIT_CODES, JUDGE_MORE, LIST_MORE, RUN_MORE
+from harness.seed import SEED_MAX
 
 COMMANDS = ("run", "list", "judge", "compare", "doctor", "completion")
 PROGRAM = "run_matrix.py"
 SHELLS = ("bash", "zsh")
 STACKS = ("processes", "compose", "attach")
 RUNS_FOLDER = "runs"
+MATRIX_WORDS = ("--matrix", "--only", "--seed")
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,9 @@ class OutputOptions:
 
 @dataclass(frozen=True)
 class RunOptions(OutputOptions):
-    """`kv_dir` None: the stack's own choice. `url` and `evidence_dir` are for `attach`; `url`: (service, base URL)."""
+    """`stack` empty: that of the stored run, or processes. `kv_dir` None: the stack's own choice. `url` and
+    `evidence_dir` are for `attach`; `url`: (service, base URL). `replay`, `resume`: a stored run, whose matrix and seed
+    count then; `cell`: what of it is repeated, empty for all."""
 
     matrix: str
     only: tuple[str, ...]
@@ -52,12 +56,16 @@ class RunOptions(OutputOptions):
     kv_dir: Path | None
     url: tuple[tuple[str, str], ...]
     evidence_dir: Path | None
+    seed: int
+    replay: Path | None
+    cell: tuple[str, ...]
+    resume: Path | None
 
     def stack_words(self) -> tuple[str, ...]:
         """The words of the command line that choose this stack."""
         folders = (("--kv-dir", self.kv_dir), ("--evidence-dir", self.evidence_dir))
         return (
-            *(() if self.stack == STACKS[0] else ("--stack", self.stack)),
+            *(() if self.stack in ("", STACKS[0]) else ("--stack", self.stack)),
             *(word for name, url in self.url for word in ("--url", f"{name}={url}")),
             *(word for option, folder in folders if folder for word in (option, str(folder))),
         )
@@ -110,9 +118,36 @@ class Parser(argparse.ArgumentParser):
 def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> Options:
     """What was asked for; `run` where no command is named. Ends the process for --help (0) and mistakes (64)."""
     named = arguments and arguments[0] in (*COMMANDS, "-h", "--help")
-    given = vars(make_parser(environ).parse_args([*arguments] if named else ["run", *arguments]))
+    parser = make_parser(environ)
+    given = vars(parser.parse_args([*arguments] if named else ["run", *arguments]))
     kind: type[Options] = given.pop("options")
-    return TypeAdapter(kind).validate_python(given)
+    options = TypeAdapter(kind).validate_python(given)
+    if isinstance(options, RunOptions) and (problem := _stored_run_problem(options, arguments)):
+        parser.error(problem)
+    return options
+
+
+def with_stack_of(options: RunOptions, stored: Sequence[str]) -> RunOptions:
+    """The options, where the words that chose a stored run's stack fill what they leave open."""
+    then = parse(("run", *stored), {})
+    if not isinstance(then, RunOptions):
+        raise TypeError("`run` gives RunOptions")
+    return replace(
+        options,
+        stack=options.stack or then.stack or STACKS[0],
+        kv_dir=options.kv_dir or then.kv_dir,
+        url=options.url or then.url,
+        evidence_dir=options.evidence_dir or then.evidence_dir,
+    )
+
+
+def _stored_run_problem(options: RunOptions, arguments: Sequence[str]) -> str:
+    if options.cell and not options.replay:
+        return "--cell names a cell of a stored run: --replay RUN --cell ID; cells of a matrix are chosen with --only"
+    given = [name for name in (word.partition("=")[0] for word in arguments) if name in MATRIX_WORDS]
+    if given and (options.replay or options.resume):
+        return f"{given[0]} cannot be given beside --replay or --resume: the stored run has its own"
+    return ""
 
 
 def make_parser(environ: Mapping[str, str]) -> Parser:
@@ -134,8 +169,9 @@ def make_parser(environ: Mapping[str, str]) -> Parser:
 
     run = command("run", RunOptions, "run a matrix and report (default)", RUN_MORE)
     _add_matrix_options(run, environ)
-    _add_stack_options(run, environ)
+    _add_stack_options(run, environ, "")
     _add_attach_options(run)
+    _add_stored_run_options(run)
     _add_output_options(run)
     _add_matrix_options(command("list", ListOptions, "print the cells of a matrix", LIST_MORE), environ)
     judge = command("judge", JudgeOptions, "judge a stored run again, without engines", JUDGE_MORE)
@@ -143,7 +179,7 @@ def make_parser(environ: Mapping[str, str]) -> Parser:
     _add_output_options(judge)
     _add_compare_options(command("compare", CompareOptions, "what two stored runs do not share", COMPARE_MORE))
     doctor = command("doctor", DoctorOptions, "is this machine able to run it, and if not, what to do", DOCTOR_MORE)
-    _add_stack_options(doctor, environ)
+    _add_stack_options(doctor, environ, STACKS[0])
     completion = command("completion", CompletionOptions, "print a shell's completion script", COMPLETION_MORE)
     completion.add_argument("shell", choices=SHELLS)
     return parser
@@ -172,11 +208,44 @@ def _add_output_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print report.json on stdout, everything else on stderr")
 
 
-def _add_stack_options(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> None:
+def _add_stored_run_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--seed",
+        type=_seed,
+        default=0,
+        metavar="N",
+        help=f"1 to {SEED_MAX}: shuffle the cells and put the number into every prompt, so that its KV has other keys; "
+        "0: the order of the file, and prompts as written (default)",
+    )
+    stored = parser.add_mutually_exclusive_group()
+    replay = stored.add_argument(
+        "--replay",
+        type=Path,
+        metavar="RUN",
+        help="repeat cells of a stored run as they were: its matrix, seed, stack and engine settings; what differs "
+        "all the same is told",
+    )
+    resume = stored.add_argument(
+        "--resume",
+        type=Path,
+        metavar="RUN",
+        help="finish a run that was interrupted, in its own folder; its versions and settings must be there",
+    )
+    replay.complete = resume.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
+    parser.add_argument(
+        "--cell",
+        action="append",
+        default=[],
+        metavar="ID",
+        help="--replay: this cell, and the controls it needs; repeat for more; without it all cells",
+    )
+
+
+def _add_stack_options(parser: argparse.ArgumentParser, environ: Mapping[str, str], default: str) -> None:
     parser.add_argument(
         "--stack",
         choices=STACKS,
-        default=STACKS[0],
+        default=default,
         help="processes: start the engines of compose.yaml here as plain processes (default); compose: use the "
         "running Compose project; attach: use services that run elsewhere",
     )
@@ -215,6 +284,12 @@ def _add_matrix_options(parser: argparse.ArgumentParser, environ: Mapping[str, s
         default=only.split(",") if only else [],
         help="only cells whose id matches, and the controls they need; repeat for more",
     )
+
+
+def _seed(text: str) -> int:
+    if not text.isascii() or not text.isdecimal() or int(text) > SEED_MAX:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to {SEED_MAX}")
+    return int(text)
 
 
 def _url(text: str) -> tuple[str, str]:

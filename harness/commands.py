@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -24,13 +25,15 @@ from harness.command_line import (
     OutputOptions,
     RunOptions,
     make_parser,
+    with_stack_of,
 )
 from harness.compare import compare, stored
+from harness.conditions import settings
 from harness.doctor import examine
 from harness.errors import HarnessError, UsageError
-from harness.known_issues import load_known_issues
+from harness.known_issues import KnownIssue, load_known_issues
 from harness.machine import State
-from harness.phases import Invocation, judge_again, run
+from harness.phases import Invocation, fail, judge_again, resume, run
 from harness.plan import load_plan, select_cells
 from harness.records import Plan, Report
 from harness.report import JSON_NAME, print_report, watching, write_reports
@@ -41,6 +44,7 @@ from harness.report.view import visible
 from harness.runner import PREFILL
 from harness.stack import COMPOSE_FILE, AttachStack, ComposeStack, ProcessStack, Stack, cell_engines, read_engines
 from harness.storage import RunFolder, write_text
+from harness.watcher import Watcher
 
 ROOT = Path(__file__).resolve().parents[1]
 MATRIX_FOLDER = ROOT / "harness" / "matrix"
@@ -65,21 +69,68 @@ def execute(options: Options) -> int:
 
 
 def _run(options: RunOptions) -> int:
-    console = _console(options)
-    plan = _plan(options)
-    known_issues = load_known_issues(KNOWN_ISSUES_FILE)
+    if options.resume:
+        return _resume(options, RunFolder.open(options.resume))
+    original = RunFolder.open(options.replay) if options.replay else None
+    plan = select_cells(original.load_plan(), options.cell) if original else _plan(options)
+    info = original.load_info() if original else None
+    chosen = with_stack_of(options, info.stack_options) if info else options
     folder = RunFolder.create_new(options.runs, datetime.now(UTC))
-    stack = _stack(options, folder, _services(plan))
+    invocation = Invocation(
+        info.matrix if info else options.matrix,
+        shlex.join(sys.argv),
+        chosen.stack_words(),
+        info.seed if info else options.seed,
+        original,
+    )
     try:
-        invocation = Invocation(options.matrix, shlex.join(sys.argv), options.stack_words())
-        with watching(console, quiet=options.quiet) as watcher:
-            report = run(plan, stack, folder, invocation, watcher, known_issues)
-    except KeyboardInterrupt:
-        # Compose stops the harness when an engine ends; then that is what there is to say.
-        if ended := stack.first_exit():
-            raise HarnessError(ended) from None
+        stack = _stack(chosen, folder, _services(plan), settings(info) if info else {})
+    except UsageError:
+        folder.discard_unused()
         raise
+    return _finish(lambda watcher, known: run(plan, stack, folder, invocation, watcher, known), stack, folder, options)
+
+
+def _resume(options: RunOptions, folder: RunFolder) -> int:
+    info = folder.load_info()
+    chosen = with_stack_of(options, info.stack_options)
+    stack = _stack(chosen, folder, _services(folder.load_plan()), settings(info))
+    return _finish(lambda watcher, known: resume(stack, folder, watcher, known), stack, folder, options)
+
+
+Doing = Callable[[Watcher, tuple[KnownIssue, ...]], Report]
+
+
+def _finish(doing: Doing, stack: Stack, folder: RunFolder, options: RunOptions) -> int:
+    """Run, and report; also what there is of a run that breaks, unless nothing has begun."""
+    console, known_issues = _console(options), load_known_issues(KNOWN_ISSUES_FILE)
+    try:
+        with watching(console, quiet=options.quiet) as watcher:
+            report = doing(watcher, known_issues)
+    except (HarnessError, KeyboardInterrupt) as error:
+        problem = error if isinstance(error, HarnessError) else _interruption(stack, folder)
+        if isinstance(problem, UsageError) and (options.resume or folder.discard_unused()):
+            raise
+        return _tell_failure(fail(folder, problem, known_issues), problem, folder, options)
     return _tell(report, folder, options, console)
+
+
+def _tell_failure(report: Report, problem: HarnessError, folder: RunFolder, options: RunOptions) -> int:
+    """The whole table would hide what has to be said; it is in the report."""
+    write_reports(report, folder.path)
+    text = visible(f"{problem}\nreport: {folder.path}")
+    _console(options).print(text, style="bold red", markup=False, soft_wrap=True)
+    if options.json:
+        print_raw((folder.path / JSON_NAME).read_text())
+    return report.exit_code
+
+
+def _interruption(stack: Stack, folder: RunFolder) -> HarnessError:
+    # Compose stops the harness when an engine ends; then that is what there is to say.
+    if ended := stack.first_exit():
+        return HarnessError(ended)
+    rest = shlex.join(("python", "harness/run_matrix.py", "run", "--resume", str(folder.path)))
+    return HarnessError(f"interrupted; everything that was started has been stopped; to do the rest: {rest}")
 
 
 def _list(options: ListOptions) -> int:
@@ -146,14 +197,17 @@ def _services(plan: Plan) -> tuple[str, ...]:
     return tuple(dict.fromkeys((PREFILL, *used)))
 
 
-def _stack(options: RunOptions, folder: RunFolder, services: tuple[str, ...]) -> Stack:
+def _stack(
+    options: RunOptions, folder: RunFolder, services: tuple[str, ...], given: Mapping[str, Mapping[str, str]]
+) -> Stack:
+    """`given`: settings by service that count before those of this environment, where the engines are started here."""
     match options.stack:
         case "compose":
             return ComposeStack(COMPOSE_FILE, os.environ, services)
         case "attach":
             return _attached(options, services)
         case _:
-            return ProcessStack(COMPOSE_FILE, folder.path, options.kv_dir, os.environ, services)
+            return ProcessStack(COMPOSE_FILE, folder.path, options.kv_dir, os.environ, services, given)
 
 
 def _attached(options: RunOptions, services: tuple[str, ...]) -> Stack:

@@ -12,6 +12,9 @@ Examples:
   run_matrix.py run --only 'recompute-report-*'   some cells, and the controls they need
   run_matrix.py run --matrix storage --quiet      the files of KV blocks are damaged; print only what is red
   run_matrix.py run --json > report.json          for scripts
+  run_matrix.py run --seed 7                      another order of the cells, other KV keys
+  run_matrix.py run --replay runs/20261130-154501 --cell recompute-report-sync-middle
+  run_matrix.py run --resume runs/20261130-154501
   KV_VERIFY_CHECKSUM=false run_matrix.py run --matrix storage
 
 Durations are in seconds (s), sizes in blocks of BLOCK_SIZE tokens. compose.yaml lists the variables that change the

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -149,7 +150,7 @@ def test_a_click_on_a_red_cell_in_the_picture_shows_its_story(page: Page) -> Non
     assert page.focused == RED
     assert page.is_in_view(f"#cell-{RED} .why")
     story = page.one(f"#cell-{RED}").text
-    for part in ("leaves partial(3) at token 0", "▲ first", "does not hold", "--only recompute-report-sync-middle"):
+    for part in ("leaves partial(3) at token 0", "▲ first", "does not hold", "--cell recompute-report-sync-middle"):
         assert part in story
 
 
@@ -243,7 +244,8 @@ def test_the_repeat_command_is_copied(page: Page) -> None:
     button.click()
     page.wait_until(lambda _: button.text == "Copied")
     copied = page.driver.execute_async_script("navigator.clipboard.readText().then(arguments[0])")
-    assert copied == command.text == f"python harness/run_matrix.py run --matrix example --only {RED}"
+    assert copied == command.text
+    assert re.fullmatch(rf"python harness/run_matrix.py run --replay \S+ --cell {RED}", copied)
     assert page.one("#said").get_property("textContent") == "Copied"
 
 

@@ -298,7 +298,7 @@ def test_a_red_cell_says_why_where_and_how_to_repeat_it() -> None:
         "    -big",
         "    +small",
         "  evidence: runs/20261130-154501/cells/wrong",
-        "  repeat:   python harness/run_matrix.py run --matrix harness/matrix/quick.yaml --only wrong",
+        "  repeat:   python harness/run_matrix.py run --replay runs/20261130-154501 --cell wrong",
     ]
 
 
@@ -612,7 +612,7 @@ def test_markdown_names_what_is_not_green() -> None:
     assert (
         "### Failed\n\n- `wrong` **wrong-output** "
         "`victim-equals-oracle [t-victim]: token ids differ (expected Paris, got small)`\n"
-        "  repeat: `python harness/run_matrix.py run --matrix harness/matrix/quick.yaml --only wrong`\n"
+        "  repeat: `python harness/run_matrix.py run --replay runs/20261130-154501 --cell wrong`\n"
     ) in summary
     assert "- `known` **crashed** <https://github.com/vllm-project/vllm/issues/1> `victim" in summary
     assert "### Not judged\n\n- `never-judged`\n" in summary
@@ -659,15 +659,9 @@ def repeated(**info: object) -> str:
     return repeat_command(replace(report, info=replace(report.info, **info)), report.cells[1])  # type: ignore[arg-type]
 
 
-def test_a_cell_is_repeated_on_the_same_stack_with_the_same_settings() -> None:
-    changed = {
-        "stack_options": ("--stack", "compose", "--kv-dir", "a b"),
-        "variables": (("KV_VERIFY_CHECKSUM", "false"), ("ENGINE_ARGS", "--max-num-seqs 4")),
-    }
-    assert repeated(**changed) == (
-        "KV_VERIFY_CHECKSUM=false ENGINE_ARGS='--max-num-seqs 4' python harness/run_matrix.py run "
-        "--matrix harness/matrix/quick.yaml --stack compose --kv-dir 'a b' --only wrong"
-    )
+def test_a_cell_is_repeated_from_the_run_folder_which_knows_the_rest() -> None:
+    changed = {"stack_options": ("--stack", "compose"), "variables": (("KV_VERIFY_CHECKSUM", "false"),)}
+    assert repeated(**changed) == "python harness/run_matrix.py run --replay runs/20261130-154501 --cell wrong"
 
 
 def test_a_cell_of_make_up_is_repeated_by_make_up() -> None:

@@ -276,8 +276,8 @@ def evidence_folder(report: Report, cell: Cell) -> str:
 def repeat_command(report: Report, cell: Cell) -> str:
     """The command line that runs just this cell, on the same stack with the same settings."""
     info = report.info
-    variables = [f"{name}={shlex.quote(value)}" for name, value in info.variables]
     if info.in_compose:
+        variables = [f"{name}={shlex.quote(value)}" for name, value in info.variables]
         return " ".join([*variables, shlex.join(("make", "up", f"MATRIX={info.matrix}", f"ONLY={cell.id}"))])
-    python = ("python", "harness/run_matrix.py", "run", "--matrix", info.matrix, *info.stack_options)
-    return " ".join([*variables, shlex.join((*python, "--only", cell.id))])
+    folder = report.folder.rstrip("/")
+    return shlex.join(("python", "harness/run_matrix.py", "run", "--replay", folder, "--cell", cell.id))

@@ -43,6 +43,7 @@ class ProcessStack(Stack):
         kv_dir: Path | None,
         environ: Mapping[str, str],
         services: tuple[str, ...] = (),
+        settings: Mapping[str, Mapping[str, str]] | None = None,
     ) -> None:
         """Evidence goes to `<run_dir>/evidence`. `kv_dir` None: a temporary folder, removed by `stop`.
         `services`: start only these; empty: all. Raises UsageError."""
@@ -52,6 +53,7 @@ class ProcessStack(Stack):
         self._compose_file = compose_file
         self._root = compose_file.resolve().parent
         self._environ = environ
+        self._settings = settings or {}
         self.small_dir = Path(environ["KVPROOF_SMALL_DIR"]) if environ.get("KVPROOF_SMALL_DIR") else None
         self._ports: dict[str, socket.socket] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -124,6 +126,7 @@ class ProcessStack(Stack):
         return {
             **self._environ,
             **engine.environment,
+            **self._settings.get(engine.service, {}),
             "KVPROOF_KV_DIR": str(self.kv_dir),
             "KVPROOF_EVIDENCE_DIR": str(self.evidence_dir),
             "KVPROOF_MODEL_DIR": self._environ.get("KVPROOF_MODEL_DIR", str(self._root / MODEL_FOLDER)),
