@@ -230,14 +230,14 @@ def write_info(chosen: Settings, server: tuple[str, ...]) -> None:
     (folder / ENGINE_INFO_NAME).write_text(json.dumps(info(chosen, server, os.environ), indent=1))
 
 
-def engine_files(chosen: Settings) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+def engine_files(chosen: Settings, env: Mapping[str, str]) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
     """What an engine cannot do without: what it reads, and the folders that it writes to."""
-    weights = tuple(Path(chosen.model_path).iterdir()) if chosen.model_is_local else ()
-    chosen.kv_dir.mkdir(parents=True, exist_ok=True)
-    return (ROOT / "services", Path(sys.prefix), Path(sys.base_prefix), *weights), (
-        chosen.kv_dir,
-        chosen.evidence_dir / chosen.service,
-    )
+    model_files = Path(chosen.model_path).iterdir() if chosen.model_is_local else ()
+    packages = (ROOT / "services", Path(sys.prefix), Path(sys.base_prefix))
+    search_path = map(Path, filter(None, env.get("PYTHONPATH", "").split(os.pathsep)))
+    own_packages = (folder for folder in search_path if folder.exists())
+    model_cache = () if chosen.model_is_local or "HF_HOME" not in env else (Path(env["HF_HOME"]),)
+    return (*packages, *own_packages, *model_files), (chosen.kv_dir, chosen.evidence_dir / chosen.service, *model_cache)
 
 
 def _version(*distributions: str) -> str:
@@ -262,7 +262,7 @@ def main() -> int:
     server = tuple(command(os.environ))
     print(shlex.join(server), flush=True)
     write_info(chosen, server)
-    privileges.obey_file_modes(*engine_files(chosen))
+    privileges.obey_file_modes(*engine_files(chosen, os.environ))
     return supervisor.run(
         supervisor.Engine(
             command=server,

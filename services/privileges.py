@@ -37,9 +37,9 @@ def obey_file_modes(read: Iterable[Path], write: Iterable[Path]) -> bool:
 
 
 def _allows(path: Path, rights: int) -> bool:
-    """Whether a root that obeys modes has these rights to an existing path, and reaches it."""
+    """Whether the path is there, and a root that obeys modes has these rights to it and reaches it."""
     real = path.resolve()
-    return _has(real, rights) and all(_has(folder, SEARCH) for folder in real.parents)
+    return real.exists() and _has(real, rights) and all(_has(folder, SEARCH) for folder in real.parents)
 
 
 def _has(path: Path, rights: int) -> bool:

@@ -210,3 +210,16 @@ def test_every_variable_for_engines_in_compose_is_read_by_someone() -> None:
     read_by_us = {field.alias for field in entrypoint.Settings.model_fields.values()}
     others = {name for name in compose_environment("decode-fail") if name not in read_by_us}
     assert all(name.startswith(("VLLM_", "OMP_", "TORCH_")) for name in others)
+
+
+def test_what_an_engine_cannot_do_without(tmp_path: Path) -> None:
+    (tmp_path / "weights").touch()
+    own = tmp_path / "own"
+    own.mkdir()
+    local = {**ENV, "KVPROOF_MODEL": str(tmp_path), "PYTHONPATH": f"{own}:/nowhere:", "HF_HOME": "/cache"}
+    read, write = entrypoint.engine_files(entrypoint.settings(local), local)
+    assert {ROOT / "services", Path(sys.prefix), Path(sys.base_prefix), own, tmp_path / "weights"} <= set(read)
+    assert Path("/nowhere") not in read
+    assert write == (Path("/kv"), Path("/evidence/prefill"))
+    hub = {**local, "KVPROOF_MODEL": "owner/model"}
+    assert Path("/cache") in entrypoint.engine_files(entrypoint.settings(hub), hub)[1]

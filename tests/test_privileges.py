@@ -63,6 +63,16 @@ def test_not_where_something_needed_is_out_of_reach(what: str, secret: Path, tmp
     assert shown(secret, home if what == "folder that is not its own" else needed) == ["False", "text", ""]
 
 
+@as_root
+def test_not_where_something_needed_is_missing(secret: Path, tmp_path: Path) -> None:
+    (tmp_path / "broken").symlink_to("nowhere")
+    code = START.replace("[path for path in paths if path.is_file()]", "paths")
+    done = subprocess.run(
+        [sys.executable, "-c", code, SHOW, secret, tmp_path / "broken"], capture_output=True, text=True
+    )
+    assert done.stdout.split() == ["False", "text"], done.stderr
+
+
 @pytest.mark.skipif(os.getuid() == 0, reason="root has something to give up")
 def test_nobody_else_has_anything_to_give_up(tmp_path: Path) -> None:
     assert not obey_file_modes((), (tmp_path,))
