@@ -35,7 +35,7 @@ def test_faults_go_down_and_engines_with_their_load_modes_across() -> None:
         ("report", "last", 0),
     ]
     middle = drawn.lines[3].fields
-    assert [[row.cell.id for row in field] for field in middle] == [
+    assert [[tile.row.cell.id for tile in field] for field in middle] == [
         [f"{policy}-report-{load}-middle", f"{policy}-report-{load}-middle-mix"]
         for policy in ("recompute", "fail")
         for load in ("sync", "async")
@@ -44,7 +44,7 @@ def test_faults_go_down_and_engines_with_their_load_modes_across() -> None:
 
 def test_every_cell_is_in_one_field() -> None:
     drawn = picture(rows(run_report(cells())))
-    shown = [row.cell.id for line in drawn.lines for field in line.fields for row in field]
+    shown = [tile.row.cell.id for line in drawn.lines for field in line.fields for tile in field]
     assert sorted(shown) == sorted(cell.id for cell in cells())
 
 
@@ -64,6 +64,19 @@ def test_layers_and_kinds_that_come_again_join_their_first_lines() -> None:
         ("silent", "all"),
         ("zeroed", "all"),
     ]
+
+
+def test_cells_of_one_field_are_told_apart_by_the_ends_of_their_ids() -> None:
+    names = ("chunked-report-sync-all", "chunked-report-sync-all-late", "chunked-report-sync-all-late-own-tail")
+    ((field,),) = (line.fields for line in picture(tuple(row(FaultKind.REPORT, name=name) for name in names)).lines)
+    assert [tile.label for tile in field] == ["", "late", "late-own-tail"]
+
+
+def test_a_cell_alone_in_its_field_says_what_is_special_about_it() -> None:
+    cell = builders.cell(FaultKind.REPORT, mix=True, stream=True)
+    (verdict,) = run_report((cell,)).verdicts
+    ((tile,),) = picture((Row(cell, verdict),)).lines[0].fields
+    assert tile.label == "3 requests, stream"
 
 
 def test_every_status_has_a_sign_of_its_own() -> None:

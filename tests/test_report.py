@@ -502,10 +502,15 @@ def test_html_opens_the_first_red_cell_and_points_at_each_from_the_matrix() -> N
     assert sorted(tiles) == sorted(anchors)
 
 
-def test_html_tells_what_is_red_and_why_before_the_cells() -> None:
-    red = to_html(report_of()).split('<section id="red"')[1].split("</section>")[0]
-    assert re.findall(r"#cell-([\w-]+)", red) == ["wrong", "broken"]
-    assert "victim-equals-oracle [t-victim]: token ids differ (expected Paris, got small)" in red
+def test_html_tells_what_is_not_green_and_why_before_the_cells_the_worst_first() -> None:
+    section = to_html(report_of()).split('<section id="open"')[1].split("</section>")[0]
+    assert re.findall(r"#cell-([\w-]+)", section) == ["wrong", "broken", "unsure", "known", "fixed"]
+    assert "victim-equals-oracle [t-victim]: token ids differ (expected Paris, got small)" in section
+
+
+def test_a_green_run_has_nothing_that_is_not_green() -> None:
+    report = report_of()
+    assert '<section id="open"' not in to_html(replace(report, verdicts=report.verdicts[:1]))
 
 
 def test_tokens_stand_side_by_side_with_the_first_difference_marked() -> None:

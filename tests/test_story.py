@@ -32,6 +32,12 @@ def test_a_green_run_says_what_was_broken_loaded_and_caught() -> None:
     )
 
 
+def test_a_fault_that_costs_no_answer_is_not_a_sound_load() -> None:
+    assert "a fault that may only cost time cost no answer once; a sound load" in story.proved(
+        run_report((*cells(), builders.cell(FaultKind.DELAY)))
+    )
+
+
 def test_a_red_run_says_how_many_cells_and_how() -> None:
     assert story.proved(run_report(cells(), {RED: "something else"})).endswith(
         "1 of 24 cells did not end as they must (1 wrong-output)."

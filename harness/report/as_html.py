@@ -65,7 +65,7 @@ def to_html(report: Report) -> str:
         .render(
             report=report,
             rows=judged,
-            red=[row for row in judged if row.verdict.status in story.RED],
+            not_green=story.not_green(judged),
             picture=picture(judged),
             observations={observation.cell_id: observation for observation in report.observations},
             prompts={prompt.id: prompt for prompt in report.prompts},

@@ -6,9 +6,10 @@ Called by the HTML report. Pure; rows and columns stand in the order in which th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import takewhile
 
 from harness.records import Status
-from harness.report.story import kind, layer
+from harness.report.story import kind, layer, workload
 from harness.report.view import Row, broken_words
 from services.faults import LoadMode
 
@@ -34,6 +35,14 @@ class Engine:
 
 
 @dataclass(frozen=True)
+class Tile:
+    """A cell in the picture. `label`: what tells it from the others in its field, or what is special about it."""
+
+    row: Row
+    label: str
+
+
+@dataclass(frozen=True)
 class Line:
     """A row: cells that break the same thing in the same place, by column. `kind_line_count`: how many rows, from
     this one on, share its kind; 0 where an earlier row began that."""
@@ -42,7 +51,7 @@ class Line:
     kind: str
     where: str
     kind_line_count: int
-    fields: tuple[tuple[Row, ...], ...]
+    fields: tuple[tuple[Tile, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -81,6 +90,16 @@ def _line(
 ) -> Line:
     own = [row for row in judged if (layer(row.cell), kind(row.cell), broken_words(row.cell)) == key]
     fields = tuple(
-        tuple(row for row in own if (row.cell.policy, row.cell.engine, row.cell.load) == column) for column in columns
+        _tiles([row for row in own if (row.cell.policy, row.cell.engine, row.cell.load) == column])
+        for column in columns
     )
     return Line(key[0], key[1], key[2].removeprefix(key[1]).strip(), kind_line_count, fields)
+
+
+def _tiles(rows: list[Row]) -> tuple[Tile, ...]:
+    """Cells of one field have ids that differ only at their ends; that end is what they are about."""
+    if len(rows) == 1:
+        return (Tile(rows[0], workload(rows[0].cell)),)
+    words = [row.cell.id.split("-") for row in rows]
+    same = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, zip(*words, strict=False)))
+    return tuple(Tile(row, "-".join(own[same:])) for row, own in zip(rows, words, strict=True))

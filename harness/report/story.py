@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import groupby
 from urllib.parse import quote
@@ -19,13 +20,18 @@ from services.journal import ENGINE_LOG_NAME, JOURNAL_NAME
 EVIDENCE_FILES = ("observation.json", JOURNAL_NAME, ENGINE_LOG_NAME, "verdict.json")
 """In the folder of a cell that was run."""
 
-BROKEN_OUTCOMES = frozenset({Outcome.RECOVERED, Outcome.FAILED_CLEANLY})
-"""What is expected of a cell whose load vLLM knows to be broken."""
+BROKEN = "a KV load was broken {} and vLLM answered as it should"
+HARMLESS = "a fault that may only cost time cost no answer {}"
+SOUND = "a sound load gave the right answer {}"
+CAUGHT = "silent corruption was caught {}"
+CLAIMS = (BROKEN, HARMLESS, SOUND, CAUGHT)
 
 ORACLE_CHECKS = ("oracle-stable", "oracle-loaded", "oracles-agree")
 """Checks of what cells are compared with; said once for all of them where they hold."""
 
 RED = (Status.FAIL, Status.ERROR)
+NOT_GREEN = (*RED, Status.INCONCLUSIVE, Status.KNOWN, Status.FIXED)
+"""What people have to look at, in this order; a fixed cell is one to take off the list of known issues."""
 
 
 def proved(report: Report) -> str:
@@ -39,14 +45,22 @@ def proved(report: Report) -> str:
 
 def _green(judged: tuple[Row, ...]) -> str:
     held = [row for row in judged if row.verdict.status in (Status.PASS, Status.FIXED)]
-    claims = (
-        (BROKEN_OUTCOMES, "a KV load was broken {} and vLLM answered as it should"),
-        ({Outcome.LOADED}, "a sound load gave the right answer {}"),
-        ({Outcome.CAUGHT}, "silent corruption was caught {}"),
-    )
-    counted = ((sum(row.verdict.outcome in outcomes for row in held), words) for outcomes, words in claims)
-    told = [words.format(times(count)) for count, words in counted if count]
+    counts = Counter(filter(None, map(_claim, held)))
+    told = [claim.format(times(counts[claim])) for claim in CLAIMS if counts[claim]]
     return f"{'; '.join(told)}." if told else "nothing was proved, because no cell passed."
+
+
+def _claim(row: Row) -> str:
+    """What a cell that passed proves."""
+    match row.verdict.outcome:
+        case Outcome.RECOVERED | Outcome.FAILED_CLEANLY:
+            return BROKEN
+        case Outcome.LOADED:
+            return SOUND if layer(row.cell) == "no fault" else HARMLESS
+        case Outcome.CAUGHT:
+            return CAUGHT
+        case _:
+            return ""
 
 
 def _red(judged: tuple[Row, ...]) -> str:
@@ -69,6 +83,12 @@ def _broken(judged: tuple[Row, ...]) -> str:
 def _known(judged: tuple[Row, ...]) -> str:
     known = sum(row.verdict.status is Status.KNOWN for row in judged)
     return f" Known upstream and still red: {cells_words(known)}." if known else ""
+
+
+def not_green(judged: tuple[Row, ...]) -> tuple[Row, ...]:
+    """The cells to look at, the worst first."""
+    wanted = [row for row in judged if row.verdict.status in NOT_GREEN]
+    return tuple(sorted(wanted, key=lambda row: NOT_GREEN.index(row.verdict.status)))
 
 
 def times(count: int) -> str:
