@@ -57,7 +57,7 @@ def run_report(of: tuple[Cell, ...], wrong: Mapping[str, str] | None = None, log
             started_at_s=STARTED_AT_S,
             block_size=builders.BLOCK_SIZE,
         ),
-        timing=Timing(30.5, (("oracles", 4.0), ("cells", 16.0)), 51.25),
+        timing=Timing((("start", 30.5), ("oracles", 4.0), ("cells", 16.0)), 51.25),
         cells=of,
         observations=seen,
         verdicts=verdicts,
