@@ -21,7 +21,7 @@ HOST_USER   := UID=$(shell id -u) GID=$(shell id -g)
 COMPOSE     := env $(HOST_USER) BASE_IMAGE=$(BASE_IMAGE) CA_BUNDLE=$(CA_BUNDLE) WHEELS=$(WHEELS) \
                TORCH_INDEX=$(TORCH_INDEX) docker compose
 
-.PHONY: help demo up down test check test-engines test-compose test-browser schema docker-engine base-image browser
+.PHONY: help demo up down test check test-engines test-compose mutation test-browser schema docker-engine base-image browser
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 16
