@@ -16,8 +16,10 @@ MUTATION_JOBS ?= 2
 MUTMUT        := env PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONPATH=$(MUTATION) MYPYPATH=$(CURDIR)/$(MUTATION) \
                  nice -n 10 $(BIN)/python
 
-# For the process `docker compose`: who owns the results, and the build inputs above.
-HOST_USER   := UID=$(shell id -u) GID=$(shell id -g)
+# For the process `docker compose`: who owns the results, who may use Docker (compose.process-faults.yaml), and the
+# build inputs above.
+HOST_USER   := UID=$(shell id -u) GID=$(shell id -g) \
+               DOCKER_GID=$(shell stat -c %g /var/run/docker.sock 2>/dev/null)
 COMPOSE     := env $(HOST_USER) BASE_IMAGE=$(BASE_IMAGE) CA_BUNDLE=$(CA_BUNDLE) WHEELS=$(WHEELS) \
                TORCH_INDEX=$(TORCH_INDEX) docker compose
 
