@@ -104,6 +104,18 @@ def kv_loaded_around(case: Case) -> Iterator[Finding]:
     yield Finding("reload-sent", ok, expected="1", got=str(len(reloads)))
 
 
+def nothing_unpublished_loaded(case: Case) -> Iterator[Finding]:
+    """Of an interrupted save no request got a block that was not published."""
+    fault = case.cell.process
+    if fault and fault.is_of_prefill and case.observation.volume.damages:
+        published = set(_published(case))
+        for record in case.records(Role.VICTIM):
+            got = {block for name in (EventName.LOOKUP, EventName.LOADED) for block in _first(case, record, name)}
+            more = tuple(sorted(got - published))
+            detail = f"blocks {_words(more)} were found or loaded, and not published" if more else ""
+            yield Finding("nothing-unpublished", not more, detail, record.tag)
+
+
 def victim_got_nothing(case: Case) -> Iterator[Finding]:
     """The client of an engine that is killed or paused gets an error at once, or nothing; in no case text."""
     fault = case.cell.process
@@ -136,16 +148,14 @@ def volume_whole_again(case: Case) -> Iterator[Finding]:
 
 
 def _victim_load(case: Case, fault: ProcessFault, record: RequestRecord) -> Finding:
+    """That it is not less than what was published; more is a claim of its own."""
+    wanted = _published(case) if fault.is_of_prefill else tuple(range(case.prompt(record).full_block_count))
     found, planned, loaded = (
         _first(case, record, name) for name in (EventName.LOOKUP, EventName.PLANNED, EventName.LOADED)
     )
-    looked_up = case.blocks(record, EventName.LOOKUP) != ()
+    ok = case.blocks(record, EventName.LOOKUP) != () and found == planned and found[: len(wanted)] == wanted
     if fault.is_of_prefill:
-        wanted = _published(case)
-        ok = looked_up and found == planned == wanted and set(loaded) <= set(wanted)
-    else:
-        wanted = tuple(range(case.prompt(record).full_block_count))
-        ok = looked_up and found == planned == wanted
+        ok = ok and loaded[: len(wanted)] == wanted
     got = f"found {_words(found)}, planned {_words(planned)}, loaded {_words(loaded)}"
     return Finding("kv-loaded", ok, "", record.tag, f"blocks {_words(wanted)}", got)
 

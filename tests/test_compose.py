@@ -48,3 +48,13 @@ def test_faults_in_storage_strike_in_containers_too() -> None:
     cells = make_up(MATRIX="storage", ONLY=",".join(STORAGE))
     assert set(STORAGE) < set(cells)
     assert {cell["status"] for cell in cells.values()} == {"pass"}
+
+
+def test_faults_of_processes_go_through_docker() -> None:
+    """With the override that gives the harness Docker's socket."""
+    only = ("recompute-decode-killed-loading-async-middle", "fail-prefill-paused-saving-sync-last")
+    files = "compose.yaml:compose.process-faults.yaml"
+    cells = make_up(MATRIX="process", ONLY=",".join(only), COMPOSE_FILE=files)
+    assert set(only) < set(cells)
+    assert {cell["status"] for cell in cells.values()} == {"pass"}
+    assert [cells[name]["evidence"]["fault_fired"] for name in only] == [1, 1]

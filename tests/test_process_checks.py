@@ -193,6 +193,13 @@ def after(**fields: object) -> Change:
     return lambda seen: replace(seen, after=replace(seen.after, **fields))  # type: ignore[arg-type]
 
 
+def gets_more(seen: Observation) -> Observation:
+    """A block that is not published is found, and loaded."""
+    for name in (EventName.LOOKUP, EventName.PLANNED, EventName.LOADED):
+        seen = changes(name, VICTIM_TAG, blocks=tuple(range(MIDDLE + 1)))(seen)
+    return seen
+
+
 def finds_more(seen: Observation) -> Observation:
     """An index entry for the struck block, too: it is looked up, planned, and its load fails."""
     found = tuple(range(MIDDLE + 1))
@@ -279,12 +286,12 @@ CASES = (
     ),
     wrong("payload too early", SAVING, at_strike(lambda b, i: b < MIDDLE + (not i)), UNPROVEN, "fault-fired"),
     wrong("payload too late", PUBLISHING, at_strike(lambda b, _: b < MIDDLE), UNPROVEN, "fault-fired"),
-    wrong("files not seen", SAVING, volume(damages=()), UNPROVEN, "fault-fired", "kv-loaded"),
+    wrong("files not seen", SAVING, volume(damages=()), UNPROVEN, "fault-fired"),
     # Nothing was loaded, or something else.
     wrong("no lookup", SAVING, drops(EventName.LOOKUP, tag=VICTIM_TAG), UNPROVEN, "kv-loaded"),
     wrong("found less", SAVING, changes(EventName.LOOKUP, VICTIM_TAG, blocks=(0,)), UNPROVEN, "kv-loaded"),
     wrong("planned less", PAUSED, changes(EventName.PLANNED, VICTIM_TAG, blocks=(0,)), UNPROVEN, "kv-loaded"),
-    wrong("loaded more", PAUSED, changes(EventName.LOADED, VICTIM_TAG, blocks=(0, 6)), UNPROVEN, "kv-loaded"),
+    wrong("loaded less", PAUSED, changes(EventName.LOADED, VICTIM_TAG, blocks=(0,)), UNPROVEN, "kv-loaded"),
     wrong("never planned", KILLED, drops(EventName.PLANNED, tag=VICTIM_TAG), UNPROVEN, "kv-loaded"),
     wrong("decode found less", GIVEN_UP, changes(EventName.LOOKUP, VICTIM_TAG, blocks=(0,)), UNPROVEN, "kv-loaded"),
     wrong("canary loads less", KILLED, changes(EventName.LOADED, CANARY_TAG, blocks=(0,)), UNPROVEN, "kv-loaded"),
@@ -299,8 +306,32 @@ CASES = (
         finds_more,
         POISONED,
         "published-whole",
+        "kv-loaded",
     ),
-    wrong("published late", SAVING, at_strike(lambda b, i: b < MIDDLE - i), POISONED, "published-whole", "kv-loaded"),
+    wrong(
+        "published late",
+        SAVING,
+        at_strike(lambda b, i: b < MIDDLE - i),
+        POISONED,
+        "published-whole",
+        "nothing-unpublished",
+    ),
+    wrong("an unpublished block", PUBLISHING, gets_more, POISONED, "nothing-unpublished"),
+    wrong(
+        "an unpublished block, and wrong text",
+        PUBLISHING,
+        lambda seen: garbage(Role.VICTIM)(gets_more(seen)),
+        WRONG_OUTPUT,
+        "nothing-unpublished",
+        "victim-equals-oracle",
+    ),
+    wrong(
+        "an unpublished block that fails",
+        PAUSED,
+        lambda seen: changes(EventName.LOADED, VICTIM_TAG, blocks=tuple(range(MIDDLE)))(gets_more(seen)),
+        POISONED,
+        "nothing-unpublished",
+    ),
     wrong("victim wrong", SAVING, garbage(Role.VICTIM), WRONG_OUTPUT, "victim-equals-oracle"),
     wrong(
         "victim equals reuse",
