@@ -248,11 +248,11 @@ def oracles_agree(case: Case) -> Iterator[Finding]:
 
 
 def engine_alive(case: Case) -> Iterator[Finding]:
-    """The engine lived through the cell, or came back once where the cell itself killed it."""
+    """The engine lived through the cell, or came back once it was killed by the cell itself."""
     before, after, planned = case.observation.before, case.observation.after, process_checks.planned_exits(case)
     exits = after.restart_count - before.restart_count
     got = f"{exits} exits, {'healthy' if after.healthy else 'not healthy'}"
-    ok = after.healthy and exits == planned
+    ok = after.healthy and exits <= planned
     yield Finding("engine-alive", ok, expected=f"{planned} exits, healthy", got=got)
 
 
@@ -472,6 +472,7 @@ CHECKS: tuple[tuple[Outcome, Check], ...] = (
     (Outcome.HUNG, in_time),
     (Outcome.CRASHED, process_checks.producer_serves),
     (Outcome.POISONED, process_checks.published_is_whole),
+    (Outcome.POISONED, process_checks.nothing_unpublished_loaded),
     (Outcome.COLLATERAL, storage_checks.save_answered),
     (Outcome.POISONED, process_checks.volume_whole_again),
     (Outcome.NOT_RUN, load_mode),
@@ -497,7 +498,6 @@ CHECKS: tuple[tuple[Outcome, Check], ...] = (
     (Outcome.WRONG_OUTPUT, process_checks.victim_got_nothing),
     (Outcome.POISONED, canary_equals_oracle),
     (Outcome.POISONED, storage_checks.torn_block_not_found),
-    (Outcome.POISONED, process_checks.nothing_unpublished_loaded),
     (Outcome.POISONED, storage_checks.volume_unchanged),
     (Outcome.COLLATERAL, others_equal_oracle),
     (Outcome.LEAKED, nothing_leaked),

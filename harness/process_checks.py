@@ -31,7 +31,7 @@ NOTHING = "nothing"
 
 
 def planned_exits(case: Case) -> int:
-    """How often the cell itself ends its engine."""
+    """How often the cell itself may end its engine; that it did is shown by `struck_as_planned`."""
     fault = case.cell.process
     return int(fault is not None and fault.kills and not fault.is_of_prefill)
 
@@ -80,7 +80,7 @@ def producer_serves(case: Case) -> Iterator[Finding]:
 def published_is_whole(case: Case) -> Iterator[Finding]:
     """When the producer was struck, exactly the blocks before that one had an index entry: who asks finds no others."""
     fault = case.cell.process
-    if fault and fault.is_of_prefill and _was_struck(case, fault) and case.observation.volume.damages:
+    if fault and fault.is_of_prefill and _was_seen(case, fault):
         wanted, published = tuple(range(_block(case, fault) or 0)), _published(case)
         detail = "" if published == wanted else "index entries on the volume when the producer was struck"
         yield Finding("published-whole", published == wanted, detail, expected=_words(wanted), got=_words(published))
@@ -107,7 +107,7 @@ def kv_loaded_around(case: Case) -> Iterator[Finding]:
 def nothing_unpublished_loaded(case: Case) -> Iterator[Finding]:
     """Of an interrupted save no request got a block that was not published."""
     fault = case.cell.process
-    if fault and fault.is_of_prefill and case.observation.volume.damages:
+    if fault and fault.is_of_prefill and _was_seen(case, fault):
         published = set(_published(case))
         for record in case.records(Role.VICTIM):
             got = {block for name in (EventName.LOOKUP, EventName.LOADED) for block in _first(case, record, name)}
@@ -158,6 +158,11 @@ def _victim_load(case: Case, fault: ProcessFault, record: RequestRecord) -> Find
         ok = ok and loaded[: len(wanted)] == wanted
     got = f"found {_words(found)}, planned {_words(planned)}, loaded {_words(loaded)}"
     return Finding("kv-loaded", ok, "", record.tag, f"blocks {_words(wanted)}", got)
+
+
+def _was_seen(case: Case, fault: ProcessFault) -> bool:
+    """Whether it is known what lay on the volume when the process was struck."""
+    return _was_struck(case, fault) and case.observation.volume.damages != ()
 
 
 def _was_struck(case: Case, fault: ProcessFault) -> bool:

@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
+from typing import TypeVar
 
 from harness.records import Role
 from harness.runner import PREFILL
@@ -42,6 +43,8 @@ from tests.ways_to_be_wrong import (
     tokenize,
     top_list,
 )
+
+Attached = TypeVar("Attached", bound=AttachStack)
 
 BLOCK_SIZE = 32
 CACHE_SHARE = 0.125
@@ -349,11 +352,16 @@ def simulated_stack(evidence_dir: Path, wrong: Wrong) -> Iterator[AttachStack]:
 
 
 @contextmanager
-def attached(engines: Iterable[SimulatedEngine], evidence_dir: Path, kv_dir: Path | None) -> Iterator[AttachStack]:
+def attached(
+    engines: Iterable[SimulatedEngine],
+    evidence_dir: Path,
+    kv_dir: Path | None,
+    kind: type[Attached] = AttachStack,  # type: ignore[assignment]
+) -> Iterator[Attached]:
     with ExitStack() as running:
         servers = [running.enter_context(serving(engine)) for engine in engines]
         urls = {server.engine.service: f"http://127.0.0.1:{server.server_address[1]}" for server in servers}
-        yield AttachStack(urls, kv_dir, evidence_dir)
+        yield kind(urls, kv_dir, evidence_dir)
     assert [defect for server in servers for defect in server.defects] == []
 
 

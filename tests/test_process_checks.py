@@ -321,7 +321,7 @@ CASES = (
         "an unpublished block, and wrong text",
         PUBLISHING,
         lambda seen: garbage(Role.VICTIM)(gets_more(seen)),
-        WRONG_OUTPUT,
+        POISONED,
         "nothing-unpublished",
         "victim-equals-oracle",
     ),
