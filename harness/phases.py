@@ -15,7 +15,7 @@ from harness.conditions import differences, dtype_of, prompt_differences
 from harness.errors import HarnessError, UsageError
 from harness.judge import cell_judge, exit_code, judge
 from harness.known_issues import KnownIssue, with_known_issues
-from harness.plan_checks import check_blocks
+from harness.plan_checks import check_blocks, check_prompts
 from harness.records import Failure, Plan, Prompt, Report, RunInfo, SecondAttempt, Versions
 from harness.runner import PREFILL, Runner
 from harness.session import Clock, Session, again_left, cells_left, observe
@@ -164,6 +164,7 @@ def _on_engines(plan: Plan, info: RunInfo, stack: Stack, folder: RunFolder, watc
         now = _complete(_with_engines(info, stack), stack)
         prompts = build_prompts(plan.prompts, stack.client(PREFILL), now.block_size, info.seed)
         check_blocks(plan.cells, prompts)
+        check_prompts(plan.cells, prompts, now.block_size)
         now = accept(now, prompts)
         folder.save_info(now)
         folder.save_prompts(tuple(prompts.values()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from harness.errors import UsageError
+from harness.oracles import shared_block_count
 from harness.records import Cell, Prompt, Role
 from services.faults import BlockSelector
 
@@ -17,6 +18,38 @@ def check_blocks(cells: Iterable[Cell], prompts: Mapping[str, Prompt]) -> None:
     problems = [f"  {problem} @ cell {cell.id}" for cell in cells for problem in _problems(cell, prompts)]
     if problems:
         raise UsageError("\n".join(["faults on blocks that no load has:", *problems]))
+
+
+def check_prompts(cells: Iterable[Cell], prompts: Mapping[str, Prompt], block_size: int) -> None:
+    """A prompt that is saved anew for a cell shares no block with one that another cell loads meanwhile: its files are
+    not there for a while, and engines run side by side.
+
+    Raises UsageError that lists every such pair of prompts.
+    """
+    anew = dict.fromkeys(prompt_id for cell in cells if _saves_anew(cell) for prompt_id in _victims(cell))
+    kept = dict.fromkeys(
+        request.prompt_id
+        for cell in cells
+        for request in cell.requests
+        if request.role is not Role.VICTIM or not _saves_anew(cell)
+    )
+    shared = [
+        f"  {one} shares blocks with {other}" if one != other else f"  {one}"
+        for one in anew
+        for other in kept
+        if shared_block_count(prompts[one], prompts[other], block_size)
+    ]
+    if shared:
+        first = "prompts whose files are removed and saved anew (faults of the producer), and that other cells load:"
+        raise UsageError("\n".join([first, *shared, "give those cells a prompt of their own"]))
+
+
+def _saves_anew(cell: Cell) -> bool:
+    return cell.process is not None and cell.process.is_of_prefill
+
+
+def _victims(cell: Cell) -> Iterator[str]:
+    return (request.prompt_id for request in cell.requests if request.role is Role.VICTIM)
 
 
 def _problems(cell: Cell, prompts: Mapping[str, Prompt]) -> Iterator[str]:

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from harness.errors import UsageError
-from harness.plan_checks import check_blocks
+from harness.plan_checks import check_blocks, check_prompts
 from harness.process_kinds import ProcessKind
 from harness.records import Cell, Role
 from harness.storage_kinds import StorageKind
 from services.faults import Fault, FaultKind
-from tests.builders import BLOCK_COUNT, PROMPTS, cell
+from tests.builders import BLOCK_COUNT, BLOCK_SIZE, PROMPTS, cell
 from tests.process_builders import process_cell
 from tests.storage_builders import storage_cell
 
@@ -51,6 +51,28 @@ def test_every_cell_with_such_blocks_is_named() -> None:
         "  there is no block 7, 99: prompt victim has 7, counted from 0 @ cell cell-7",
         "  there is no block 8: prompt victim has 7, counted from 0 @ cell cell-8",
     ]
+
+
+def saving_anew(prompt_id: str) -> Cell:
+    of = process_cell(ProcessKind.PREFILL_PAUSED_SAVING)
+    return replace(of, requests=(replace(of.requests[0], prompt_id=prompt_id),))
+
+
+def test_a_prompt_that_is_saved_anew_is_no_other_cells() -> None:
+    check_prompts((saving_anew("bystander"), saving_anew("bystander"), cell()), PROMPTS, BLOCK_SIZE)
+    for name, said in (("victim", "  victim"), ("sharer", "  sharer shares blocks with victim")):
+        with pytest.raises(UsageError) as caught:
+            check_prompts((saving_anew(name), cell()), PROMPTS, BLOCK_SIZE)
+        assert str(caught.value).splitlines()[1:-1] == [said]
+
+
+def test_nor_is_it_that_of_a_bystander() -> None:
+    beside = process_cell(ProcessKind.PREFILL_PAUSED_SAVING, bystander=True)
+    with pytest.raises(UsageError, match="bystander"):
+        check_prompts((saving_anew("bystander"), beside), PROMPTS, BLOCK_SIZE)
+    other = replace(process_cell(ProcessKind.DECODE_KILLED_LOADING), id="loads")
+    with pytest.raises(UsageError, match="victim"):
+        check_prompts((saving_anew("victim"), other), PROMPTS, BLOCK_SIZE)
 
 
 def test_only_victims_are_asked() -> None:
