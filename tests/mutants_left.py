@@ -16,6 +16,7 @@ from pydantic import TypeAdapter
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.yaml")
 MUTMUT = (sys.executable, "-m", "mutmut")
 NOTICED = ("killed", "caught by type check")
+UNKNOWN = "not checked"
 
 
 @dataclass(frozen=True)
@@ -31,15 +32,17 @@ def main() -> int:
     listed = TypeAdapter(tuple[Equivalent, ...]).validate_python(yaml.safe_load(EQUIVALENT.read_text()) or ())
     known = {(each.file, each.line) for each in listed}
     states = dict(line.strip().split(": ", 1) for line in _mutmut("results", "--all", "true") if ": " in line)
-    diffs = {name: _mutmut("show", name) for name, state in states.items() if state not in NOTICED}
+    diffs = {name: _mutmut("show", name) for name, state in states.items() if state not in (*NOTICED, UNKNOWN)}
     left = {name: diff for name, diff in diffs.items() if _change(diff) not in known}
     for name, diff in left.items():
         print(f"{name}: {states[name]}", *diff, "", sep="\n")
     gone = known - {_change(diff) for diff in diffs.values()}
     for file, line in sorted(gone):
         print(f"{EQUIVALENT.name}: no change gives `{line}` in {file} any more, or the tests notice it: drop it")
-    print(f"{len(states)} changes, {len(left)} not noticed, {len(diffs) - len(left)} that change nothing")
-    return 1 if left or gone or not states else 0
+    untried = list(states.values()).count(UNKNOWN)
+    counts = f"{len(left)} not noticed, {len(diffs) - len(left)} that change nothing, {untried} not tried"
+    print(f"{len(states)} changes: {counts}")
+    return 1 if left or gone or untried or not states else 0
 
 
 def _change(diff: list[str]) -> tuple[str, str]:
