@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-if __name__ == "__main__":
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
     # Until somebody can say it better, Ctrl-C ends this process at once, not with a traceback out of an import.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 if sys.version_info < (3, 11):  # noqa: UP036 - whoever has an older one is to be told, not shown a traceback
@@ -41,7 +41,9 @@ except ModuleNotFoundError as error:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
+        # Whoever started this with nohup, or in the background of a script, has decided otherwise.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _interrupt)
     console = OutputConsole(stderr=True)
     try:
         return execute(parse(sys.argv[1:] if arguments is None else arguments, os.environ))

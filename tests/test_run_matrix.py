@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -202,6 +203,20 @@ def test_a_reader_that_has_gone_changes_no_exit_code(arguments: list[str]) -> No
     done = subprocess.run(command, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_is_ignored_stays_ignored(number: signal.Signals) -> None:
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        main(["list", "--only", "recompute-none-sync"])
+        assert signal.getsignal(number) is signal.SIG_IGN
+        signal.signal(number, signal.SIG_DFL)
+        main(["list", "--only", "recompute-none-sync"])
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(number)
+    finally:
+        signal.signal(number, before)
 
 
 def test_an_old_python_is_told() -> None:
