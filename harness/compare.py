@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import combinations
 
-from harness.judge import exit_code
+from harness.conditions import settings
 from harness.oracles import oracle_name
+from harness.phases import exit_code_of
 from harness.records import Cell, OracleRun, Report, Role, RunInfo, Status, Verdict
 from harness.storage import RunFolder
 
@@ -31,10 +32,6 @@ RANKS = {
 }
 """How bad a status is: less proved, then nothing proved, then red."""
 RANK_NOT_JUDGED = 3
-PLACES = frozenset(
-    f"KVPROOF_{name}" for name in ("EVIDENCE_DIR", "HOST", "KV_DIR", "MODEL_DIR", "PORT", "PARENT_PID", "SERVICE")
-)
-"""Settings that say where things lie, not how an engine works."""
 PAIRS_MIN = 3
 """With fewer measurements in both runs a kind's cost is not compared."""
 
@@ -110,16 +107,16 @@ class RunComparison:
 
 def stored(folder: RunFolder) -> Report:
     """Raises UsageError when the folder is not a whole run."""
-    verdicts = folder.load_verdicts()
+    info, verdicts = folder.load_info(), folder.load_verdicts()
     return Report(
-        folder.load_info(),
+        info,
         folder.load_timing(),
         folder.load_plan().cells,
         folder.load_observations(),
         verdicts,
-        exit_code(verdicts),
+        exit_code_of(info, verdicts),
         str(folder.path),
-        oracles=folder.load_oracles(),
+        oracles=folder.load_oracles() if folder.has_oracles() else (),
     )
 
 
@@ -184,20 +181,20 @@ def _redefined(before: Cell, after: Cell) -> tuple[str, ...]:
 
 
 def _settings(before: RunInfo, after: RunInfo) -> Iterator[Setting]:
-    """Versions, then how it was run, then the settings of engines; of all engines at once where they agree."""
-    then, now = _named(before), _named(after)
+    """Versions, then how it was run, then the settings of the engines of both; of all at once where they agree."""
+    services = before.engines.keys() & after.engines.keys()
+    then, now = _named(before, services), _named(after, services)
     for name in dict.fromkeys((*then, *now)):
         if then.get(name, "") != now.get(name, ""):
             yield Setting(name, then.get(name, ""), now.get(name, ""))
 
 
-def _named(info: RunInfo) -> dict[str, str]:
-    run = {"matrix": info.matrix, "stack": info.stack, "block size": str(info.block_size)}
+def _named(info: RunInfo, services: Set[str]) -> dict[str, str]:
+    run = {"matrix": info.matrix, "stack": info.stack, "block size": str(info.block_size), "seed": str(info.seed)}
     named = {**dataclasses.asdict(info.versions), **run}
-    settings = dict.fromkeys(name for engine in info.engines.values() for name in engine.settings)
-    for name in settings:
-        if name not in PLACES:
-            named |= _of_engines(name, {service: e.settings.get(name, "") for service, e in info.engines.items()})
+    of_services = {service: own for service, own in settings(info).items() if service in services}
+    for name in dict.fromkeys(name for own in of_services.values() for name in own):
+        named |= _of_engines(name, {service: own.get(name, "") for service, own in of_services.items()})
     return named
 
 

@@ -16,7 +16,7 @@ from harness.errors import HarnessError, UsageError
 from harness.judge import cell_judge, exit_code, judge
 from harness.known_issues import KnownIssue, with_known_issues
 from harness.plan_checks import check_blocks, check_prompts
-from harness.records import Failure, Plan, Prompt, Report, RunInfo, SecondAttempt, Versions
+from harness.records import Failure, Plan, Prompt, Report, RunInfo, SecondAttempt, Verdict, Versions
 from harness.runner import PREFILL, Runner
 from harness.session import Clock, Session, again_left, cells_left, observe
 from harness.stack import Stack
@@ -131,21 +131,24 @@ def judge_again(folder: RunFolder, known_issues: tuple[KnownIssue, ...] = ()) ->
     )
     for attempt in again:
         folder.save_verdict(attempt.verdict, again=True)
-    code = exit_code(verdicts)
-    if info.failure and code != CELL_FAILED:
-        code = info.failure.exit_code
     return Report(
         info,
         folder.load_timing(),
         plan.cells,
         observations,
         verdicts,
-        code,
+        exit_code_of(info, verdicts),
         str(folder.path),
         prompts,
         oracles,
         again,
     )
+
+
+def exit_code_of(info: RunInfo, verdicts: tuple[Verdict, ...]) -> int:
+    """The judge's, or that of what ended the run too early; a failed cell is worse."""
+    code = exit_code(verdicts)
+    return info.failure.exit_code if info.failure and code != CELL_FAILED else code
 
 
 def _on_engines(plan: Plan, info: RunInfo, stack: Stack, folder: RunFolder, watcher: Watcher, accept: Accept) -> None:
@@ -154,7 +157,7 @@ def _on_engines(plan: Plan, info: RunInfo, stack: Stack, folder: RunFolder, watc
         folder.save_info(info)
     watcher.begins(info, folder.path)
     clock = Clock(watcher, folder)
-    with stack, _kept_evidence(stack, folder):
+    with stack, _kept_evidence(stack, folder, watcher):
         try:
             with clock.phase("start"):
                 stack.wait_ready(stack.services, START_DEADLINE_S, watcher.waiting)
@@ -176,11 +179,12 @@ def _is_finished(plan: Plan, info: RunInfo, folder: RunFolder) -> bool:
 
 
 @contextmanager
-def _kept_evidence(stack: Stack, folder: RunFolder) -> Iterator[None]:
+def _kept_evidence(stack: Stack, folder: RunFolder, watcher: Watcher) -> Iterator[None]:
     """However the run ends, its folder has the engines' logs and journals; containers take theirs with them."""
     try:
         yield
     finally:
+        watcher.phase_begun("stop")
         folder.save_evidence(stack.evidence_dir)
 
 

@@ -23,7 +23,7 @@ class Watcher:
         """What is awaited now."""
 
     def phase_begun(self, name: str) -> None:
-        """A phase begins."""
+        """A phase begins; the last one, `stop`, has no end that is told."""
 
     def phase_done(self, name: str, duration_s: float) -> None:
         """A phase ended."""

@@ -138,13 +138,19 @@ def test_a_setting_of_one_engine_names_it() -> None:
     assert settings_between(engines_of(**usual), engines_of(**other)) == (Setting("TOKENS of q", "", "64"),)
 
 
+def test_settings_of_an_engine_that_only_one_run_has_are_not_compared() -> None:
+    one, two = {"p": {"A": "1"}}, {"p": {"A": "1"}, "q": {"A": "2", "B": "3"}}
+    assert settings_between(engines_of(**one), engines_of(**two)) == ()
+
+
 def test_versions_and_the_stack_are_compared() -> None:
     before = run_of(a=GREEN)
-    info = replace(before.info, stack="processes", versions=replace(before.info.versions, vllm="0.33"))
+    info = replace(before.info, stack="processes", seed=7, versions=replace(before.info.versions, vllm="0.33"))
     after = replace(before, info=info)
     assert settings_between(before, after) == (
         Setting("vllm", "0.32.0", "0.33"),
         Setting("stack", "compose", "processes"),
+        Setting("seed", "0", "7"),
     )
 
 

@@ -94,6 +94,9 @@ def test_the_display_counts_cells_by_engine_and_load_mode() -> None:
     assert max(map(len, lines)) <= 80
     progress.cells_planned(done[:1])
     assert shown(progress)[-1] == "cells 0 of 1  0 s"
+    progress.phase_begun("stop")
+    assert shown(progress)[-2].split() == ["decode-recompute", "sync", "0/1", "0", "s", "done-2"]
+    assert shown(progress)[-1] == "stop  0 s"
 
 
 # A whole run.
@@ -108,6 +111,7 @@ def test_on_a_terminal(attached: Attached) -> None:
     assert re.search(r"decode-recompute +sync +3/3 +3", terminal.text)
     for cell_id in (*CONTROLS, ONE_CELL[1]):
         assert re.search(rf"pass  {cell_id} +\S+ +\d+/0/", terminal.text), "whole and on one line"
+    assert "stop  0 s" in terminal.text
     assert "\x1b[32m" in terminal.output
     assert terminal.text.rstrip().splitlines()[-1].startswith("PASS  exit code 0")
 

@@ -95,7 +95,7 @@ class LiveProgress(LineProgress):
         super().__init__(console)
         self._lock = threading.Lock()
         self._phase, self._phase_began_s = "", time.monotonic()
-        self._awaited = ""
+        self._awaited, self._counts = "", False
         self._planned: Counter[Group] = Counter()
         self._found: Counter[tuple[Group, Status]] = Counter()
         self._running: dict[str, tuple[Cell, float]] = {}
@@ -107,11 +107,13 @@ class LiveProgress(LineProgress):
     def phase_begun(self, name: str) -> None:
         with self._lock:
             self._phase, self._phase_began_s, self._awaited = name, time.monotonic(), ""
+            self._counts = False
 
     def cells_planned(self, cells: tuple[Cell, ...]) -> None:
         super().cells_planned(cells)
         with self._lock:
             self._planned, self._found = Counter(map(_group, cells)), Counter()
+            self._counts = True
 
     def cell_begun(self, cell: Cell) -> None:
         with self._lock:
@@ -135,7 +137,7 @@ class LiveProgress(LineProgress):
             return Padding(table, (1, 0, 0, 0))
 
     def _headline(self) -> str:
-        cells = f" {self._found.total()} of {self._planned.total()}" if self._planned else ""
+        cells = f" {self._found.total()} of {self._planned.total()}" if self._counts else ""
         awaited = f": {visible(self._awaited)}" if self._awaited else ""
         return f"{visible(self._phase)}{cells}  {time.monotonic() - self._phase_began_s:.0f} s{awaited}"
 
