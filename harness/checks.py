@@ -253,7 +253,8 @@ def engine_alive(case: Case) -> Iterator[Finding]:
     exits = after.restart_count - before.restart_count
     got = f"{exits} exits, {'healthy' if after.healthy else 'not healthy'}"
     ok = after.healthy and exits <= planned
-    yield Finding("engine-alive", ok, expected=f"{planned} exits, healthy", got=got)
+    why = "; ".join(event.reason for event in case.observation.events if event.name is EventName.ENGINE_EXITED)
+    yield Finding("engine-alive", ok, "" if ok else why, expected=f"{planned} exits, healthy", got=got)
 
 
 def in_time(case: Case) -> Iterator[Finding]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 EXIT_CODES = """\
 Exit codes:
   0 all well (known issues included), 1 a cell failed, 2 inconclusive, 3 the harness or its stack broke,
-  64 bad arguments or a bad matrix file"""
+  64 bad arguments, matrix file or engine settings"""
 RUN_MORE = f"""\
 Examples:
   run_matrix.py                                   the example matrix on engines that are started here: 3 minutes

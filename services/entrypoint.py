@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -117,6 +118,18 @@ def _problem(detail: Mapping[str, object]) -> str:
         "ENGINE_ARGS": "; quote it as in a shell",
     }
     return f"{name}: {detail['input']!r}: {detail['msg']}{hint.get(name, '')}"
+
+
+def connector_problem(chosen: Settings) -> str:
+    """Why a connector's module cannot be imported, as far as can be seen without importing it; empty if it can."""
+    module, separator, _ = chosen.connector.partition(":")
+    if not separator:
+        return ""
+    try:
+        found = importlib.util.find_spec(module)
+    except (ImportError, ValueError) as error:
+        return f"KV_CONNECTOR: {chosen.connector}: {error}"
+    return "" if found else f"KV_CONNECTOR: {chosen.connector}: no module {module}; install it, or set PYTHONPATH"
 
 
 def inner_connector(chosen: Settings) -> dict[str, object]:
@@ -258,6 +271,9 @@ def main() -> int:
         model.ensure(chosen.model_dir)
     elif chosen.model_is_local and not Path(chosen.model).is_dir():
         print(f"kvproof engine: KVPROOF_MODEL: there is no folder {chosen.model}", file=sys.stderr)
+        return EXIT_USAGE
+    if problem := connector_problem(chosen):
+        print(f"kvproof engine: {problem}", file=sys.stderr)
         return EXIT_USAGE
     server = tuple(command(os.environ))
     print(shlex.join(server), flush=True)

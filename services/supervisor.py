@@ -38,6 +38,7 @@ KILL_DEADLINE_S = 10.0
 HEALTH_POLL_S = 0.5
 PARENT_POLL_S = 0.5
 RESTART_PAUSE_S = 1.0
+OUT_OF_MEMORY = ", not from kvproof: often the kernel's, when memory runs out"
 SHOWN_LOG_LINES = 40
 
 # <linux/prctl.h>
@@ -83,7 +84,7 @@ def run(engine: Engine) -> int:
     keeper_pid = os.fork()
     if keeper_pid == 0:
         _keep_and_exit(engine, guard_pid)
-    return _guard(keeper_pid, engine.parent_pid)
+    return _guard(keeper_pid, engine)
 
 
 def _port_problem(engine: Engine) -> str:
@@ -97,24 +98,35 @@ def _port_problem(engine: Engine) -> str:
     return ""
 
 
-def _guard(keeper_pid: int, parent_pid: int) -> int:
-    """Pass signals on to the keeper until it ends; then kill what it left. `parent_pid` 0: whoever it is.
+def _guard(keeper_pid: int, engine: Engine) -> int:
+    """Pass signals on to the keeper until it ends; then kill what it left, and say so if it was killed itself.
 
     The parent is polled because the kernel's death signal follows the thread that started us, and a harness
     may start engines from short-lived threads.
     """
+    parent_pid = engine.parent_pid
     while True:
         number = _next_signal(PARENT_POLL_S if parent_pid else None)
         if number == signal.SIGCHLD:
             exit_codes = _reap()
             if keeper_pid in exit_codes:
                 _kill_descendants()
-                return exit_codes[keeper_pid] if exit_codes[keeper_pid] >= 0 else 1
+                return _end_of_keeper(exit_codes[keeper_pid], engine)
         elif number:
             os.kill(keeper_pid, number)
         elif os.getppid() != parent_pid:
             os.kill(keeper_pid, signal.SIGTERM)
             parent_pid = os.getppid()
+
+
+def _end_of_keeper(exit_code: int, engine: Engine) -> int:
+    """The guard's exit code. A keeper that was killed could not note the end of the engine."""
+    if exit_code >= 0:
+        return exit_code
+    reason = f"ended with its supervisor, which got {_exit_reason(exit_code, by_us=False)}"
+    Journal(engine.evidence_dir, engine.service).write(EventName.ENGINE_EXITED, reason=reason)
+    print(f"{engine.service}: engine {reason}", flush=True)
+    return 1
 
 
 def _keep_and_exit(engine: Engine, guard_pid: int) -> NoReturn:
@@ -139,6 +151,8 @@ class _Keeper:
         self.engine = engine
         self.journal = Journal(engine.evidence_dir, engine.service)
         self.was_ready = False
+        self.killed_by_us = False
+        self.guard_pid = os.getppid()
 
     def keep(self) -> int:
         self.say(f"log: {self.engine.log_path}")
@@ -148,7 +162,10 @@ class _Keeper:
             if stopped:
                 self.stop(process)
             _kill_descendants()
-            reason = _exit_reason(process.returncode)
+            reason = _exit_reason(process.returncode, by_us=self.killed_by_us)
+            if stopped and os.getppid() != self.guard_pid:
+                reason += "; stopped because its supervisor had been killed"
+            self.killed_by_us = False
             self.journal.write(EventName.ENGINE_EXITED, reason=reason, pid=process.pid)
             if stopped:
                 return 0
@@ -199,6 +216,7 @@ class _Keeper:
         """Do to the engine what a fault signal asks for."""
         self.say(f"{signal.Signals(number).name}: a fault of the process")
         if number == KILL_ENGINE:
+            self.killed_by_us = True
             process.kill()
         elif number == PAUSE_ENGINE:
             _signal_descendants(signal.SIGSTOP)
@@ -215,6 +233,7 @@ class _Keeper:
         try:
             process.wait(STOP_GRACE_S)
         except subprocess.TimeoutExpired:
+            self.killed_by_us = True
             process.kill()
             process.wait()
 
@@ -228,8 +247,11 @@ class _Keeper:
         print(f"{self.engine.service}: {text}", flush=True)
 
 
-def _exit_reason(return_code: int) -> str:
-    return f"signal {signal.Signals(-return_code).name}" if return_code < 0 else f"exit code {return_code}"
+def _exit_reason(return_code: int, *, by_us: bool) -> str:
+    if return_code >= 0:
+        return f"exit code {return_code}"
+    from_outside = return_code == -signal.SIGKILL and not by_us
+    return f"signal {signal.Signals(-return_code).name}" + (OUT_OF_MEMORY if from_outside else "")
 
 
 def _healthy(url: str) -> bool:

@@ -178,7 +178,8 @@ def serve(port: int) -> None:
 def supervise() -> int:
     """A stand-in for services/entrypoint.py: same environment, signals, journal and log; FAKE_MODE says how it errs.
 
-    fine, exits (at once, code 7), engine-exits (first start fails, code 5), stubborn (ignores SIGTERM), never-ready
+    fine, exits (at once, code 7), bad-setting (code 64), bad-argument (code 2), engine-exits (first start fails, code
+    5), stubborn (ignores SIGTERM), never-ready
     """
     from services.journal import ENGINE_LOG_NAME, EventName, Journal
 
@@ -186,6 +187,9 @@ def supervise() -> int:
     if mode == "exits":
         print("line one\nKVPROOF_ROLE: 'judge' is not a role", flush=True)
         return 7
+    if mode in ("bad-setting", "bad-argument"):
+        print("BLOCK_SIZE: 'banana' is no number", flush=True)
+        return 64 if mode == "bad-setting" else 2
     watched = {signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD}
     signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     evidence_dir = Path(os.environ["KVPROOF_EVIDENCE_DIR"])

@@ -84,7 +84,7 @@ def test_an_engine_that_dies_in_the_middle(tmp_path: Path) -> None:
 def test_a_model_that_is_not_there(tmp_path: Path) -> None:
     with matrix_run(tmp_path / "runs", "--only", "recompute-none-sync", KVPROOF_MODEL="/no/such/model") as run:
         exit_code = run.finish()
-    assert exit_code == 3
+    assert exit_code == 64
     assert "ended" in run.output
     assert "exit code" in run.output
     assert "/no/such/model" in run.output

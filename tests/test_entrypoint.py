@@ -179,6 +179,28 @@ def test_a_wrong_setting_ends_with_64_and_no_traceback() -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("connector", "says"),
+    [
+        ("no_such_package:C", "no module no_such_package; install it, or set PYTHONPATH"),
+        ("no_such_package.module:C", "No module named 'no_such_package'"),
+        ("services.no_such_module:C", "no module services.no_such_module"),
+    ],
+)
+def test_a_connector_that_cannot_be_imported_ends_with_64(connector: str, says: str) -> None:
+    env = {**ENV, "KV_CONNECTOR": connector, "KVPROOF_MODEL": "org/name"}
+    script = ROOT / "services" / "entrypoint.py"
+    done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True)
+    assert done.returncode == 64
+    assert f"KV_CONNECTOR: {connector}: {says}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_connector_that_is_there_is_no_problem() -> None:
+    for connector in ("shared-volume", "example", "services.journal:Journal"):
+        assert entrypoint.connector_problem(entrypoint.settings({**ENV, "KV_CONNECTOR": connector})) == ""
+
+
 def compose_environment(service: str) -> dict[str, str]:
     """The service's environment in compose.yaml, with every ${NAME:-default} at its default."""
     raw = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"][service]["environment"]

@@ -1970,6 +1970,14 @@ def test_what_runs_again_is_what_was_run_and_is_not_green_by_itself() -> None:
     assert again(*seen[:2], died(seen[2])) == ["red", "fine"]
 
 
+def test_a_crash_has_its_reason() -> None:
+    seen = state("after", restart_count=1)(observation(MIX))
+    exited = event(EventName.ENGINE_EXITED, "", reason="signal SIGKILL")
+    verdict, _ = judged(MIX, replace(seen, events=(*seen.events, exited)))
+    (alive,) = (finding for finding in verdict.findings if finding.check == "engine-alive")
+    assert (verdict.outcome, alive.detail) == (Outcome.CRASHED, "signal SIGKILL")
+
+
 @pytest.mark.parametrize(("exits", "outcome"), [(1, Outcome.LEAKED), (2, Outcome.CRASHED)])
 def test_the_runners_own_restart_after_a_leak_is_no_death(exits: int, outcome: Outcome) -> None:
     leaking = cell(REPORT, "first")

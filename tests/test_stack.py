@@ -126,6 +126,30 @@ def test_an_engine_whose_first_start_fails(make_stack: MakeStack) -> None:
         stack.wait_ready(stack.services, 60, SILENT)
 
 
+@pytest.mark.parametrize("mode", ["bad-setting", "bad-argument"])
+def test_an_engine_that_refuses_its_settings_is_the_users_mistake(make_stack: MakeStack, mode: str) -> None:
+    with make_stack(bad=mode, good="fine") as stack, pytest.raises(UsageError, match=r"(?s)bad: ended.*BLOCK_SIZE"):
+        stack.wait_ready(stack.services, 60, SILENT)
+
+
+def test_an_engine_that_has_ended_stops_nobody_who_waits_for_another(make_stack: MakeStack) -> None:
+    with make_stack(one="fine", other="fine") as stack:
+        stack.wait_ready(stack.services, 20, SILENT)
+        stack._processes["other"].kill()
+        eventually(lambda: stack.first_exit() is not None)
+        stack.wait_ready(["one"], 5, SILENT)
+        with pytest.raises(StackError, match="other: ended, killed by SIGKILL"):
+            stack.wait_ready(["other"], 5, SILENT)
+
+
+def test_settings_of_a_stored_run_count_before_those_of_now(tmp_path: Path) -> None:
+    compose_file = write_compose(tmp_path, {"one": "exits", "two": "exits"})
+    stored = {"one": {"FAKE_MODE": "fine"}}
+    environ = process_environ(FAKE_MARKER=str(tmp_path))
+    with ProcessStack(compose_file, tmp_path / "run", None, environ, ("one",), stored) as stack:
+        stack.wait_ready(["one"], 20, SILENT)
+
+
 def test_an_engine_that_never_answers(make_stack: MakeStack) -> None:
     said: list[str] = []
     with make_stack(slow="never-ready", good="fine") as stack:

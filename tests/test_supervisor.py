@@ -236,6 +236,15 @@ def test_a_paused_engine_ends_as_any_other_when_told_to_stop(start: Start) -> No
     assert not any(alive(pid) for pid in supervised.engine_pids)
 
 
+def test_a_kill_from_outside_is_told_from_our_own(start: Start) -> None:
+    supervised = start()
+    supervised.wait_ready()
+    os.kill(supervised.events(EventName.ENGINE_STARTED)[0].pid, signal.SIGKILL)
+    supervised.wait_ready(count=2)
+    (exited,) = supervised.events(EventName.ENGINE_EXITED)
+    assert exited.reason == "signal SIGKILL, not from kvproof: often the kernel's, when memory runs out"
+
+
 def test_kill_9_of_the_supervisor_leaves_nothing(start: Start) -> None:
     supervised = start()
     supervised.wait_ready()
@@ -243,6 +252,8 @@ def test_kill_9_of_the_supervisor_leaves_nothing(start: Start) -> None:
     assert set(supervised.engine_pids) < set(family)
     supervised.signal_and_wait(signal.SIGKILL)
     wait_for(lambda: not any(alive(pid) for pid in family))
+    (exited,) = supervised.events(EventName.ENGINE_EXITED)
+    assert exited.reason.endswith("; stopped because its supervisor had been killed")
 
 
 def test_kill_9_of_the_keeper_leaves_nothing(start: Start) -> None:
@@ -252,6 +263,8 @@ def test_kill_9_of_the_keeper_leaves_nothing(start: Start) -> None:
     keeper.kill()
     assert supervised.process.wait(DEADLINE_S) == 1
     assert not any(alive(pid) for pid in supervised.engine_pids)
+    (exited,) = supervised.events(EventName.ENGINE_EXITED)
+    assert exited.reason.startswith("ended with its supervisor, which got signal SIGKILL, not from kvproof")
 
 
 def test_it_ends_with_its_parent_when_asked_to(start: Start, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_fixed
 
 from harness.client import EngineClient
-from harness.errors import StackError
+from harness.errors import StackError, UsageError
 from harness.records import EngineInfo
 from harness.stack.life import LifeReader
 from services.journal import ENGINE_INFO_NAME, ENGINE_LOG_NAME, EventName, journal_path
@@ -31,6 +31,8 @@ LOG_LINE_COUNT = 20
 SEARCHED_LINE_COUNT = 400
 ERROR_LINE = re.compile(r"\b\w*(Error|Exception): \S")
 """Of a Python traceback; the API server's last words only point to the engine core's first ones."""
+SETTINGS_EXIT_CODES = (2, 64)
+"""64: the engine's entrypoint refused a setting; 2: vLLM's server refused a word of its command line."""
 LOG_TAIL_BYTES = 64 * 1024
 
 Progress = Callable[[str], None]
@@ -147,8 +149,8 @@ class Stack(ABC):
     def wait_ready(self, services: Iterable[str], deadline_s: float, progress: Progress) -> None:
         """Wait until all `services` answer; tell `progress` what is awaited, on change and every NOTICE_S seconds.
 
-        Raises StackError as soon as a service of this stack has ended, or after `deadline_s` seconds; the text
-        has exit code, log lines and path.
+        Raises StackError as soon as one of them has ended, or after `deadline_s` seconds, and UsageError when it ended
+        because of its settings; the text has exit code, log lines and path.
         """
         awaited = _Awaited(tuple(services), progress)
         attempts = Retrying(
@@ -163,12 +165,17 @@ class Stack(ABC):
     def _all_ready(self, awaited: _Awaited) -> bool:
         for service in awaited.services:
             # A health check may take a second; the others' ends are to be seen before that.
-            if (report := self.first_exit()) is not None:
-                raise StackError(report)
+            self._require_alive(awaited.all)
             if self._is_ready(service):
                 awaited.remove(service)
         awaited.notify()
         return not awaited.services
+
+    def _require_alive(self, services: Iterable[str]) -> None:
+        for service in services:
+            if end := self._end_of(service):
+                error = UsageError if self._exit_code(service) in SETTINGS_EXIT_CODES else StackError
+                raise error(self.report(service, end))
 
     def _is_ready(self, service: str) -> bool:
         """Healthy, and its supervisor (where there is one) knows it, so that it may be killed from now on."""
@@ -180,6 +187,10 @@ class Stack(ABC):
         life = self._life(service).read()
         gave_up = life.gave_up_since(self._opened_at_s)
         return f"the engine ended before it was ready ({life.exit_reason})" if gave_up else ""
+
+    def _exit_code(self, service: str) -> int:  # noqa: ARG002
+        """Of a service that has ended for good; 0 where it cannot be known."""
+        return 0
 
     def _log_path(self, service: str) -> Path:
         return self.evidence_dir / service / ENGINE_LOG_NAME
@@ -194,7 +205,7 @@ class _Awaited:
     """The services that are not ready yet, and when this was last said."""
 
     def __init__(self, services: tuple[str, ...], progress: Progress) -> None:
-        self.services = services
+        self.all = self.services = services
         self._progress = progress
         self._began_s = time.monotonic()
         self._said: tuple[str, ...] = ()

@@ -129,6 +129,10 @@ class ComposeStack(Stack):
             return super()._end_of(service)
         return f"its container ended, exit code {container.attrs['State']['ExitCode']}"
 
+    def _exit_code(self, service: str) -> int:
+        container = self._containers.get(service)
+        return int(container.attrs["State"]["ExitCode"]) if container else super()._exit_code(service)
+
 
 def is_started(engine: EngineDefinition, profiles: Sequence[str]) -> bool:
     """Whether `docker compose up` with these profiles starts the engine; `*` is every profile."""

@@ -152,6 +152,9 @@ class ProcessStack(Stack):
             return ""
         return f"ended, {_exit_words(process.returncode)}"
 
+    def _exit_code(self, service: str) -> int:
+        return self._processes[service].returncode
+
     def _log_path(self, service: str) -> Path:
         """The engine's log; the supervisor's while no engine has written anything."""
         engine_log = super()._log_path(service)
