@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +19,7 @@ from harness.storage import RunFolder
 from tests.simulated_engine import simulated_stack
 from tests.ways_to_be_wrong import Wrong
 
+ROOT = Path(__file__).resolve().parents[1]
 CELL = "recompute-report-sync-middle"
 CONTROLS = ("recompute-none-sync", "recompute-silent-sync")
 
@@ -100,6 +104,29 @@ def test_a_run_is_finished_in_its_own_folder(
     assert (after["resumed_count"], after["counts"], after["run_id"]) == (1, before["counts"], before["run_id"])
     assert len(list((tmp_path / "runs").iterdir())) == 1
     assert "interrupted and resumed, times: 1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_process_that_is_ended_in_the_middle(
+    number: signal.Signals, stack: AttachStack, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = [sys.executable, "harness/run_matrix.py", *words(stack, tmp_path)]
+    with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        assert any("[ 3/" in line for line in process.stdout)
+        process.send_signal(number)
+        rest = process.stdout.read()
+        assert process.wait(60) == (3 if number is signal.SIGINT else -signal.SIGKILL)
+    folder = newest(tmp_path)
+    assert (f"to do the rest: python harness/run_matrix.py run --resume {folder.path}" in rest) is (
+        number is signal.SIGINT
+    )
+    before = {seen.cell_id: seen for seen in folder.load_observations()}
+    assert 3 <= len(before) < len(folder.load_plan().cells)
+    assert main(["run", "--resume", str(folder.path)]) == 0, capsys.readouterr().out
+    after = {seen.cell_id: seen for seen in folder.load_observations()}
+    assert set(after) == {cell.id for cell in folder.load_plan().cells}
+    assert {name: after[name] for name in before} == before
 
 
 def test_a_run_that_cannot_be_finished_here_stays_as_it_is(
