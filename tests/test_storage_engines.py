@@ -71,7 +71,7 @@ def test_without_the_checksum_flipped_bits_in_the_payload_are_red(unchecked: Mat
     assert {found[name][1] for name in payload} <= {"wrong-output", "unreported"}
     assert "wrong-output" in {found[name][1] for name in payload}
     assert {status for name, (status, _) in found.items() if name not in payload} == {"pass"}
-    assert "KV_VERIFY_CHECKSUM=false python harness/run_matrix.py run --matrix storage --only" in unchecked.output
+    assert f"run --replay {unchecked.folder} --cell recompute-flipped-" in unchecked.output
 
 
 def test_compare_names_exactly_the_cells_that_differ(whole: MatrixRun, unchecked: MatrixRun) -> None:
