@@ -198,6 +198,12 @@ def test_of_an_engine_that_is_wrong_in_many_ways() -> None:
     assert told(tuple(f for f in findings if not f.ok)) == lines(BROKEN)
 
 
+def test_of_an_answer_that_never_came() -> None:
+    seen = answer_with(observation(MIX), Role.VICTIM, Completion(0, "no answer", timed_out=True))
+    (finding,) = (f for f in judged(MIX, seen).findings if f.check == "victim-equals-oracle")
+    assert (finding.ok, finding.detail) == (True, "no token came")
+
+
 def test_of_damaged_files_that_nobody_noticed() -> None:
     findings = judged(STORAGE, broken_in_storage()).findings
     assert told(tuple(f for f in findings if not f.ok and f.check in STORAGE_CHECKS)) == lines(BROKEN_IN_STORAGE)

@@ -1884,6 +1884,7 @@ class TestNotRun:
         (verdict,) = judge([MIX], PROMPTS, (), (), BLOCK_SIZE)
         assert (verdict.outcome, verdict.status) == (Outcome.NOT_RUN, Status.ERROR)
         assert (broken_checks(verdict), verdict.evidence, exit_code([verdict])) == ({"observed"}, Evidence(), 3)
+        assert [finding.detail for finding in verdict.findings] == ["the run ended before this cell"]
 
     def test_with_a_harness_error(self) -> None:
         verdict, code = judged(MIX, replace(observation(MIX), error="no such container", skipped="too"))
