@@ -254,7 +254,9 @@ def engine_alive(case: Case) -> Iterator[Finding]:
     got = f"{exits} exits, {'healthy' if after.healthy else 'not healthy'}"
     ok = after.healthy and exits <= planned
     why = "; ".join(event.reason for event in case.observation.events if event.name is EventName.ENGINE_EXITED)
-    yield Finding("engine-alive", ok, "" if ok else why, expected=f"{planned} exits, healthy", got=got)
+    yield Finding(
+        "engine-alive", ok, "" if ok else why, expected=f"{'at most ' * planned}{planned} exits, healthy", got=got
+    )
 
 
 def in_time(case: Case) -> Iterator[Finding]:

@@ -247,7 +247,8 @@ def _with_control(cell: Cell, verdict: Verdict, doubts: tuple[str, ...]) -> Verd
 def _doubts(cell: Cell, cells: Sequence[Cell], verdicts: Mapping[str, Verdict]) -> tuple[str, ...]:
     """What is wrong with the cells that back this one: its controls, and the same requests with nothing broken."""
     controls = controls_of(cell, cells)
-    there = {(control.load, control.fault.kind) for control in controls if not control.storage}
+    plain = (control for control in controls if not control.storage and not control.process)
+    there = {(control.load, control.fault.kind) for control in plain}
     absent = [
         f"no {name} control for {cell.engine}, {load}"
         for load in load_modes(cell)

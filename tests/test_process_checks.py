@@ -457,3 +457,10 @@ def test_other_cells_have_no_findings_about_processes() -> None:
     assert not own & {finding.check for finding in verdict.findings}
     seen = observation(cell())
     assert (seen.volume, seen.process) == (VolumeRecord(), ProcessRecord())
+
+
+def test_a_control_that_strikes_a_process_is_no_control() -> None:
+    controls = (replace(process_cell(PAUSED), control=True), cell(FaultKind.SILENT, name="control-silent"))
+    seen = [process_observation(controls[0]), observation(controls[1])]
+    verdict = judge(controls, PROMPTS, oracle_runs(controls), seen, BLOCK_SIZE)[0]
+    assert "controls" in broken_checks(verdict)
