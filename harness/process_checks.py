@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from harness.process_kinds import ProcessFault, ProcessKind, save_tag
-from harness.records import Completion, Damage, Finding, Outcome, RequestRecord, Role, VolumeFile
+from harness.records import NOTHING, Completion, Damage, Finding, Outcome, RequestRecord, Role, VolumeFile
 from services.journal import Event, EventName
 from services.store import TEMPORARY_SUFFIX
 
@@ -26,8 +26,6 @@ OF_MOVING = (EventName.SAVED, EventName.SAVE_FAILED, EventName.LOADED, EventName
 """What a connector journals when it has moved, or failed to move, blocks of a request."""
 
 INDEX_FOLDER = "index/"
-NOTHING = "nothing"
-"""What describes a file that is not there."""
 
 
 def planned_exits(case: Case) -> int:

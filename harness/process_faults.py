@@ -17,6 +17,7 @@ from pathlib import Path
 from harness.errors import LeverMissing, StackError
 from harness.process_kinds import ProcessFault, save_tag
 from harness.records import (
+    NOTHING,
     Cell,
     Completion,
     Damage,
@@ -135,12 +136,19 @@ class ProcessFaults:
         `keys`: of the victim's blocks. An engine that does not stop where it should is not struck; the journal tells.
         Raises LeverMissing before anything was done, StackError when an engine does not obey or does not come back.
         """
-        assert cell.process, "a cell whose fault is of a process"
+        fault = cell.process
+        assert fault, "a cell whose fault is of a process"
+        engine = _Engine(self._stack, self._producer if fault.is_of_prefill else cell.engine, fault, self._progress)
         files = self._files(prompt, keys)
+        if fault.is_of_prefill:
+            self._make_ready(files, prompt)
         strike = Strike(files, before=files.words(), listing=files.listing())
-        hold = self._hold_producer if cell.process.is_of_prefill else self._hold_decode
-        with hold(cell, cell.process, prompt, strike):
-            yield strike
+        if fault.is_of_prefill:
+            with self._producer_struck(engine, fault, cell.id, prompt, files, strike):
+                yield strike
+        else:
+            with self._decode_struck(engine):
+                yield strike
 
     def _files(self, prompt: Prompt, keys: tuple[str, ...]) -> BlockFiles:
         if self._stack.kv_dir is None:
@@ -152,31 +160,36 @@ class ProcessFaults:
             )
         return BlockFiles(self._stack.kv_dir, keys[: prompt.full_block_count])
 
-    @contextmanager
-    def _hold_producer(self, cell: Cell, fault: ProcessFault, prompt: Prompt, strike: Strike) -> Iterator[None]:
-        engine = _Engine(self._stack, self._producer, fault, self._progress)
+    def _make_ready(self, files: BlockFiles, prompt: Prompt) -> None:
+        """The producer is up, and the prompt saved, also where a cell before this one left it cut off."""
         self._stack.wait_ready((self._producer,), RESTART_DEADLINE_S, self._progress)
         self._stack.client(self._producer).reset_prefix_cache()
-        assert strike.files
-        strike.files.remove()
+        if NOTHING in files.words().values():
+            self._save(prompt, LoadControl(tag=f"prefill.{prompt.id}"))
+            self._stack.client(self._producer).reset_prefix_cache()
+
+    @contextmanager
+    def _producer_struck(
+        self, engine: _Engine, fault: ProcessFault, cell_id: str, prompt: Prompt, files: BlockFiles, strike: Strike
+    ) -> Iterator[None]:
+        files.remove()
         strike.journal = Tail(engine.journal_path)
         with ThreadPoolExecutor(1) as pool:
-            control = LoadControl(tag=save_tag(cell.id), hold=fault.hold(prompt.full_block_count))
+            control = LoadControl(tag=save_tag(cell_id), hold=fault.hold(prompt.full_block_count))
             save = pool.submit(self._save, prompt, control)
             struck = engine.strike(strike.journal, save.done)
             try:
-                strike.during = strike.files.words()
+                strike.during = files.words()
                 yield
             finally:
                 if struck:
                     engine.revive(strike.journal)
             strike.saves = (save.result(),)
         if fault.kills:
-            strike.saves += (self._save(prompt, LoadControl(tag=f"{save_tag(cell.id)}-again")),)
+            strike.saves += (self._save(prompt, LoadControl(tag=f"{save_tag(cell_id)}-again")),)
 
     @contextmanager
-    def _hold_decode(self, cell: Cell, fault: ProcessFault, prompt: Prompt, strike: Strike) -> Iterator[None]:  # noqa: ARG002
-        engine = _Engine(self._stack, cell.engine, fault, self._progress)
+    def _decode_struck(self, engine: _Engine) -> Iterator[None]:
         journal, over = Tail(engine.journal_path), threading.Event()
         with ThreadPoolExecutor(1) as pool:
             striking = pool.submit(engine.strike, journal, over.is_set)

@@ -280,6 +280,10 @@ class RequestRecord:
     completion: Completion
 
 
+NOTHING = "nothing"
+"""In a Damage, where no file lies."""
+
+
 @dataclass(frozen=True)
 class Damage:
     """One file that was damaged (or, with a fault of a process, watched): the victim's logical block it belongs to, its

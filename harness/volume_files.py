@@ -21,7 +21,7 @@ from pathlib import Path
 import xxhash
 
 from harness.errors import HarnessError
-from harness.records import VolumeFile
+from harness.records import NOTHING, VolumeFile
 
 ASIDE_SUFFIX = ".kvproof-aside"
 
@@ -73,7 +73,7 @@ def describe(path: Path) -> str:
     try:
         status = path.lstat()
     except FileNotFoundError:
-        return "nothing"
+        return NOTHING
     if not stat.S_ISREG(status.st_mode):
         return _kind_word(status.st_mode)
     mode = f"mode {stat.S_IMODE(status.st_mode):03o}"
