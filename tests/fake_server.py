@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -74,6 +76,22 @@ class Handler(BaseHTTPRequestHandler):
 
 
 Behaviour = Callable[[Handler], None]
+
+
+class Client:
+    """Who sent the request that `handler` answers, and may leave before there is an answer."""
+
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
+        self.is_gone = False
+
+    def wait_until_gone(self, deadline_s: float) -> None:
+        """Send the head of a stream, and wait until the client has closed the connection. AssertionError when it does
+        not."""
+        self._handler.begin_stream()
+        assert select.select([self._handler.connection], [], [], deadline_s)[0], "the client never left"
+        assert self._handler.connection.recv(1, socket.MSG_PEEK) == b"", "the client sends more than a request"
+        self.is_gone = True
 
 
 class FakeHttpServer(ThreadingHTTPServer):

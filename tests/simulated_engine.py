@@ -6,54 +6,48 @@ same HTTP answers, the same journal.
 
 from __future__ import annotations
 
-import json
-import sys
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
-from typing import TypeVar
 
-from harness.records import Role
+from harness.records import Cell, Moment, Role
 from harness.runner import PREFILL
 from harness.stack import AttachStack
 from services.faults import NO_FAULT, FaultKind, LoadMode, parse_control
 from services.journal import EventName, Journal
 from tests.engines import ENGINES
-from tests.fake_server import Behaviour, FakeHttpServer, Handler, engine_behaviours, refuse, reply, reset, stream
-from tests.ways_to_be_wrong import (
+from tests.fake_server import Behaviour, Client, engine_behaviours, refuse, reply, reset
+from tests.simulated_http import attached, sending, wait_until_hung_up
+from tests.simulated_requests import (
+    BLOCK_SIZE,
     Answer,
     Blocks,
     Harm,
     Request,
     Tokens,
-    Wrong,
-    altered,
     detokenize,
     failure,
     garbage,
-    harm,
-    recovers,
     right,
-    stored,
     tokenize,
-    top_list,
 )
+from tests.simulated_scheduler import DEADLINE_S, Company, Pool, Step
+from tests.ways_to_be_wrong import Wrong, altered, harm, keeps_given_up, recovers, resumes_on_bad, shows_repair, stored
 
-Attached = TypeVar("Attached", bound=AttachStack)
-
-BLOCK_SIZE = 32
-CACHE_SHARE = 0.125
-"""Of the KV blocks, held by each running request."""
-REPAIR_S = 0.05
-"""How long a load that is broken keeps a stream waiting: time for its client to leave."""
-PARTNER_DEADLINE_S = 5.0
+BLOCK_COUNT = 727
+BLOCK_COUNTS = {"decode-tight": 18}
+"""KV blocks of services that have not BLOCK_COUNT."""
 LOAD_COUNT_MAX = 4
 """After so many loads that cannot be used a request is computed."""
+
+
+class StarvedError(Exception):
+    """Whoever gets this waits for ever."""
 
 
 class SimulatedEngine:
@@ -62,28 +56,33 @@ class SimulatedEngine:
     Unlike vLLM's, its /reset_prefix_cache also ends what `Wrong.LEAKS_*` left, so that the next cell starts clean.
     """
 
-    def __init__(self, service: str, store: set[Tokens], evidence_dir: Path, wrong: Wrong) -> None:
+    def __init__(
+        self, service: str, store: set[Tokens], evidence_dir: Path, wrong: Wrong, cells: Iterable[Cell] = ()
+    ) -> None:
         self.service, self._store, self._wrong = service, store, wrong
         self._policy = ENGINES[service].policy if service in ENGINES else ""
+        self._cells = {cell.id: cell for cell in cells}
         self._journal = Journal(evidence_dir, service)
         self._changed = threading.Condition()
         self._cache: dict[Tokens, bool] = {}
+        self._in_repair: dict[Tokens, bool] = {}
         self._previous_answer = Answer()
         self._to_swap: defaultdict[str, dict[str, Answer]] = defaultdict(dict)
-        self._running_count, self._leaked_cache_usage = 0, 0.0
+        self._pool, self._company = Pool(BLOCK_COUNTS.get(service, BLOCK_COUNT)), Company()
+        self._running: set[str] = set()
         self._start()
 
     # HTTP.
 
-    def behaviour(self, path: str, body: dict[str, object]) -> Behaviour:
+    def behaviour(self, path: str, body: dict[str, object], client: Client) -> Behaviour:
         """What to do with a request; everything but the sending has happened then."""
         if not self._is_alive:
             return self._come_back() if path == "/health" else reset
         match path:
-            case "/v1/completions":
-                return self._complete(body)
+            case "/v1/completions" | "/v1/chat/completions":
+                return self._complete(self._read(body, client))
             case "/tokenize":
-                return reply({"tokens": tokenize(str(body["prompt"]))})
+                return reply({"tokens": tokens_of(body)})
             case "/detokenize":
                 return reply({"prompt": detokenize(tuple(body["tokens"]))})  # type: ignore[arg-type]
             case "/metrics":
@@ -93,19 +92,19 @@ class SimulatedEngine:
         return engine_behaviours()[path]
 
     def _metrics(self) -> str:
-        usage = self._running_count * CACHE_SHARE + self._leaked_cache_usage
         return f"""\
-vllm:num_requests_running {self._running_count}
+vllm:num_requests_running {len(self._running)}
 vllm:num_requests_waiting 0
 # TYPE vllm:num_preemptions_total counter
-vllm:num_preemptions_total 0
-vllm:kv_cache_usage_perc {usage}
-vllm:cache_config_info{{block_size="{BLOCK_SIZE}",num_gpu_blocks="728"}} 1
+vllm:num_preemptions_total {self._pool.preemption_count}
+vllm:kv_cache_usage_perc {self._pool.usage}
+vllm:cache_config_info{{block_size="{BLOCK_SIZE}",num_gpu_blocks="{BLOCK_COUNT + 1}"}} 1
 """
 
     def _reset(self) -> None:
         self._cache.clear()
-        self._running_count, self._leaked_cache_usage = 0, 0.0
+        self._running.clear()
+        self._pool.clear()
 
     # Life and death.
 
@@ -126,53 +125,73 @@ vllm:cache_config_info{{block_size="{BLOCK_SIZE}",num_gpu_blocks="728"}} 1
 
     # Requests.
 
-    def _complete(self, body: dict[str, object]) -> Behaviour:
-        request = self._read(body)
-        self._occupy(1, 0.0)
-        self._previous_answer = answer = self._altered(request, self._serve(request))
+    def _complete(self, request: Request) -> Behaviour:
+        self._running.add(request.tag)
+        try:
+            self._previous_answer = answer = self._altered(request, self._serve(request))
+        except StarvedError:
+            self._release(request)
+            return wait_until_hung_up
         self._write(EventName.RELEASED, request)
-        keeps_request = request.is_broken and self._wrong is Wrong.LEAKS_REQUEST
-        keeps_blocks = request.is_broken and self._wrong is Wrong.LEAKS_BLOCKS
-        self._occupy(0 if keeps_request else -1, CACHE_SHARE if keeps_blocks else 0.0)
-        if request.is_broken and self._wrong is Wrong.DIES:
+        self._release(request)
+        self._company.note(request, Step.ENDED)
+        if self._is_killed_by(request):
             self._die()
             return reset
         if request.is_broken and self._wrong is Wrong.HANGS:
             return wait_until_hung_up
         return sending(request, answer)
 
-    def _read(self, body: dict[str, object]) -> Request:
+    def _release(self, request: Request) -> None:
+        leaks = request.client.is_gone and self._wrong is Wrong.DEPARTURE_LEAKS
+        if leaks or (request.is_broken and self._wrong is Wrong.LEAKS_BLOCKS):
+            self._pool.leak(request.tag)
+        else:
+            self._pool.give_back(request.tag)
+        if not (request.is_broken and self._wrong is Wrong.LEAKS_REQUEST):
+            self._running.discard(request.tag)
+
+    def _is_killed_by(self, request: Request) -> bool:
+        if self._wrong is Wrong.DEPARTURE_KILLS:
+            return request.client.is_gone
+        return request.is_broken and self._wrong is Wrong.DIES
+
+    def _read(self, body: dict[str, object], client: Client) -> Request:
         control = parse_control(body["kv_transfer_params"])  # type: ignore[arg-type]
-        prompt: Tokens = tuple(body["prompt"])  # type: ignore[arg-type]
-        request = Request(prompt, control, int(str(body["max_tokens"])), bool(body["stream"]), self._policy)
+        is_chat = "messages" in body
+        prompt: Tokens = tokens_of(body) if is_chat else tuple(body["prompt"])  # type: ignore[arg-type]
+        max_tokens, is_stream = int(str(body["max_tokens"])), bool(body["stream"])
+        cell = self._cells.get(control.tag.split(".")[0])
+        request = Request(prompt, control, max_tokens, is_stream, self._policy, is_chat, client, cell)
         if control.fault != NO_FAULT and self._wrong is Wrong.REJECTS_FAULTS:
             self._write(EventName.REJECTED, request, reason="this engine was started without faults")
             return replace(request, control=replace(control, fault=NO_FAULT))
         return request
-
-    def _occupy(self, request_count: int, leaked_cache_usage: float) -> None:
-        with self._changed:
-            self._running_count += request_count
-            self._leaked_cache_usage += leaked_cache_usage
 
     def _serve(self, request: Request) -> Answer:
         """As the connector and vLLM do it: look into the own cache, load from the store, repair or fail, keep."""
         keys = prefixes(request.prompt)
         if self.service == PREFILL:
             return self._saved(request, keys)
+        self._wait_behind_loads(request)
         cached = self._cached(keys)
+        self._company.note(request, Step.LOOKED)
+        self._take_blocks(request, len(cached))
         done = self._load(request, keys, len(cached))
-        loaded = (*cached, *(block not in done.garbage for block in range(len(cached), len(keys))))
-        first_bad = min(done.reported, default=len(keys))
+        loaded = tuple(block not in done.garbage for block in range(len(cached), len(keys)))
+        own = keys[len(cached) :]
+        first_bad = min(done.reported, default=len(keys)) - len(cached)
         repaired = (*loaded[:first_bad], *(True for _ in loaded[first_bad:]))
         if self._wrong is Wrong.POISONED_CACHE:
-            self._keep(keys, loaded)
-        if done.fired and request.stream:
-            time.sleep(REPAIR_S)
+            self._keep(own, loaded)
+        with self._repair(request, own, loaded):
+            self._go_on_beside_others(request, is_repaired=done.reported != ())
         if (done.reported or (done.fired and request.is_lost)) and self._policy == "fail":
             return failure(request)
-        self._keep(keys, repaired)
-        return right(request) if all(repaired) else garbage(request)
+        if self._ends_on_bad_blocks(request, own, loaded):
+            return garbage(request)
+        self._keep(own, repaired)
+        return right(request) if all((*cached, *repaired)) else garbage(request)
 
     def _altered(self, request: Request, answer: Answer) -> Answer:
         is_of_pair = request.cell_id.endswith("-mix") and request.role in (Role.VICTIM, Role.BYSTANDER)
@@ -188,15 +207,64 @@ vllm:cache_config_info{{block_size="{BLOCK_SIZE}",num_gpu_blocks="728"}} 1
             answers = self._to_swap[request.cell_id]
             answers[request.role] = answer
             self._changed.notify_all()
-            assert self._changed.wait_for(lambda: len(answers) == 2, PARTNER_DEADLINE_S), "the partner never came"
+            assert self._changed.wait_for(lambda: len(answers) == 2, DEADLINE_S), "the partner never came"
             return next(other for role, other in answers.items() if role != request.role)
+
+    # Requests beside each other.
+
+    def _wait_behind_loads(self, request: Request) -> None:
+        comes_after = request.planned is not None and request.planned.sent is Moment.LOADING
+        if self._wrong is Wrong.PARKED_LOADS_BLOCK and comes_after:
+            self._company.wait_for(request, [Role.VICTIM], Step.ENDED)
+
+    def _take_blocks(self, request: Request, cached_count: int) -> None:
+        count = -(-len(request.prompt) // BLOCK_SIZE) - cached_count
+        if self._wrong is Wrong.FULL_POOL_IS_FINAL and not self._pool.has_room(count):
+            raise StarvedError
+        self._pool.take(request.tag, count)
+
+    @contextmanager
+    def _repair(self, request: Request, keys: tuple[Tokens, ...], loaded: tuple[bool, ...]) -> Iterator[None]:
+        """While the blocks that could not be loaded are computed again."""
+        is_shown = not all(loaded) and shows_repair(self._wrong, request)
+        if is_shown:
+            self._in_repair = dict(zip(keys, loaded, strict=True))
+        yield
+        if is_shown:
+            self._in_repair = {}
+
+    def _go_on_beside_others(self, request: Request, *, is_repaired: bool) -> None:
+        """Be as slow as it takes the others of the cell to come, or the client to leave."""
+        if is_repaired and request.role == Role.VICTIM:
+            self._company.wait_for(request, [Role.SHARER], Step.LOOKED)
+            if request.gives_up is Moment.REPAIR:
+                request.client.wait_until_gone(DEADLINE_S)
+        self._company.note(request, Step.COMPUTING)
+        if request.planned and request.planned.sent is Moment.AHEAD:
+            self._company.wait_for(request, [Role.VICTIM], Step.COMPUTING)
+            if self._is_in_want_of_blocks(request):
+                self._pool.grow(request.tag)
+                self._company.wait_for(request, [Role.VICTIM], Step.PREEMPTED)
+        elif request.role == Role.VICTIM and self._is_in_want_of_blocks(request):
+            self._pool.wait_until_preempted(request.tag)
+            self._company.note(request, Step.PREEMPTED)
+            self._take_blocks(request, 0)
+
+    def _is_in_want_of_blocks(self, request: Request) -> bool:
+        return request.cell is not None and request.cell.preempts and self._wrong is not Wrong.PREEMPTS_NOBODY
+
+    def _ends_on_bad_blocks(self, request: Request, keys: tuple[Tokens, ...], loaded: tuple[bool, ...]) -> bool:
+        if request.client.is_gone and keeps_given_up(self._wrong, request):
+            self._keep(keys, loaded)
+        return not all(loaded) and self._is_in_want_of_blocks(request) and resumes_on_bad(self._wrong, request)
 
     # KV.
 
     def _cached(self, keys: tuple[Tokens, ...]) -> tuple[bool, ...]:
         """Of the leading blocks that the engine's own cache has: whether each is right."""
         with self._changed:
-            return tuple(self._cache[key] for key in takewhile(self._cache.__contains__, keys))
+            there = {**self._in_repair, **self._cache}
+            return tuple(there[key] for key in takewhile(there.__contains__, keys))
 
     def _keep(self, keys: tuple[Tokens, ...], are_right: tuple[bool, ...]) -> None:
         """A cached block that is wrong stays so, whoever computes it again."""
@@ -217,6 +285,8 @@ vllm:cache_config_info{{block_size="{BLOCK_SIZE}",num_gpu_blocks="728"}} 1
             return Harm()
         for load_index in range(LOAD_COUNT_MAX):
             self._write(EventName.PLANNED, request, mode, blocks)
+            if request.gives_up is Moment.LOADING:
+                request.client.wait_until_gone(DEADLINE_S)
             done = self._read_blocks(request, mode, blocks, load_index)
             self._journal_load(request, mode, blocks, done)
             if not offered_again(request, blocks, done):
@@ -273,105 +343,20 @@ def prefixes(prompt: Tokens) -> tuple[Tokens, ...]:
     return tuple(prompt[:end] for end in range(BLOCK_SIZE, len(prompt), BLOCK_SIZE))
 
 
-# Answers as vLLM sends them.
-
-
-def sending(request: Request, answer: Answer) -> Behaviour:
-    if answer.status == 0:
-        return reset
-    if answer.status != 200:
-        return refuse(answer.status, json.dumps(error_body(answer)).encode())
-    if request.stream:
-        return stream(*stream_events(answer), end=answer.is_whole)
-    choices = [choice(answer, 0, len(answer.token_ids))] if answer.token_ids else []
-    return reply({"choices": choices, "usage": usage(answer), **error_body(answer)})
-
-
-def wait_until_hung_up(handler: Handler) -> None:
-    handler.connection.recv(1)
-
-
-def stream_events(answer: Answer) -> Iterator[dict[str, object]]:
-    for index in range(len(answer.token_ids)):
-        yield {"choices": [choice(answer, index, index + 1)]}
-    yield error_body(answer) or {"choices": [], "usage": usage(answer)}
-
-
-def choice(answer: Answer, begin: int, end: int) -> dict[str, object]:
-    token_ids = answer.token_ids[begin:end]
-    tops = (top_list(token_id, index) for index, token_id in enumerate(token_ids, begin))
-    is_last = end == len(answer.token_ids) and not answer.error
-    return {
-        "text": detokenize(token_ids),
-        "token_ids": token_ids,
-        "finish_reason": answer.finish_reason if is_last else None,
-        "logprobs": {"top_logprobs": [{f"token_id:{token_id}": top[token_id] for token_id in top} for top in tops]},
-    }
-
-
-def usage(answer: Answer) -> dict[str, int]:
-    return {"prompt_tokens": answer.prompt_token_count}
-
-
-def error_body(answer: Answer) -> dict[str, object]:
-    return {"error": {"message": answer.error, "type": "InternalServerError"}} if answer.error else {}
-
-
-# Servers.
-
-
-class EngineHandler(Handler):
-    server: EngineServer
-
-    def answer(self, body: bytes) -> None:
-        self.server.engine.behaviour(self.path, json.loads(body or b"{}"))(self)
-
-
-class EngineServer(FakeHttpServer):
-    """`defects`: what went wrong in the simulation itself; the harness would take it for the engine's doing."""
-
-    def __init__(self, engine: SimulatedEngine) -> None:
-        super().__init__(("127.0.0.1", 0), EngineHandler)
-        self.engine = engine
-        self.defects: list[BaseException | None] = []
-
-    def handle_error(self, *_: object) -> None:
-        """A client that hangs up is part of the tests."""
-        if not isinstance(sys.exception(), ConnectionError):
-            self.defects.append(sys.exception())
+def tokens_of(body: dict[str, object]) -> Tokens:
+    """Of a text, or of what a chat template makes of a user's message."""
+    if "messages" not in body:
+        return tokenize(str(body["prompt"]))
+    (message,) = body["messages"]  # type: ignore[misc]
+    return tokenize(f"User: {message['content']}\nAssistant:")
 
 
 @contextmanager
-def simulated_stack(evidence_dir: Path, wrong: Wrong) -> Iterator[AttachStack]:
-    """A producer and all consumers, all `wrong` in the same way, in threads of this process."""
+def simulated_stack(evidence_dir: Path, wrong: Wrong, cells: Iterable[Cell] = ()) -> Iterator[AttachStack]:
+    """A producer and all consumers, all `wrong` in the same way, in threads of this process. `cells`: those in which
+    requests wait for each other, or clients leave."""
     evidence_dir.mkdir()
     store: set[Tokens] = set()
-    engines = [SimulatedEngine(service, store, evidence_dir, wrong) for service in (PREFILL, *ENGINES)]
+    engines = [SimulatedEngine(service, store, evidence_dir, wrong, cells) for service in (PREFILL, *ENGINES)]
     with attached(engines, evidence_dir, None) as stack:
         yield stack
-
-
-@contextmanager
-def attached(
-    engines: Iterable[SimulatedEngine],
-    evidence_dir: Path,
-    kv_dir: Path | None,
-    kind: type[Attached] = AttachStack,  # type: ignore[assignment]
-) -> Iterator[Attached]:
-    with ExitStack() as running:
-        servers = [running.enter_context(serving(engine)) for engine in engines]
-        urls = {server.engine.service: f"http://127.0.0.1:{server.server_address[1]}" for server in servers}
-        yield kind(urls, kv_dir, evidence_dir)
-    assert [defect for server in servers for defect in server.defects] == []
-
-
-@contextmanager
-def serving(engine: SimulatedEngine) -> Iterator[EngineServer]:
-    with EngineServer(engine) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()

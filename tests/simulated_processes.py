@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
 
-from harness.records import Role
+from harness.records import Cell, Role
 from harness.runner import PREFILL
 from harness.stack import AttachStack
 from harness.stack.base import Lever
@@ -23,10 +23,12 @@ from services.journal import EventName
 from services.signals import KILL_ENGINE, PAUSE_ENGINE
 from services.store import Shard
 from tests.engines import ENGINES
-from tests.fake_server import Behaviour, reset
-from tests.simulated_engine import CACHE_SHARE, attached, prefixes, sending, wait_until_hung_up
+from tests.fake_server import Behaviour, Client, reset
+from tests.simulated_engine import prefixes
+from tests.simulated_http import attached, sending, wait_until_hung_up
+from tests.simulated_requests import Answer, Blocks, Harm, Request, Tokens, failure, garbage, right
 from tests.simulated_storage import LAYOUT, StoringEngine, block_names, payload
-from tests.ways_to_be_wrong import Answer, Blocks, Harm, Request, Tokens, Wrong, failure, garbage, right
+from tests.ways_to_be_wrong import Wrong
 
 HOLD_DEADLINE_S = 20.0
 
@@ -69,17 +71,19 @@ class KilledError(Exception):
 class MortalEngine(StoringEngine):
     """One service that obeys the signals of a supervisor."""
 
-    def __init__(self, service: str, kv_dir: Path, evidence_dir: Path, failing: Failing) -> None:
+    def __init__(
+        self, service: str, kv_dir: Path, evidence_dir: Path, failing: Failing, cells: Iterable[Cell] = ()
+    ) -> None:
         self._failing = failing
         self._death_count = 0
-        self._running, self._struck = threading.Event(), threading.Event()
-        self._running.set()
-        super().__init__(service, kv_dir, evidence_dir, Wrong.NOTHING)
+        self._awake, self._struck = threading.Event(), threading.Event()
+        self._awake.set()
+        super().__init__(service, kv_dir, evidence_dir, Wrong.NOTHING, cells)
 
-    def behaviour(self, path: str, body: dict[str, object]) -> Behaviour:
-        self._running.wait()
+    def behaviour(self, path: str, body: dict[str, object], client: Client) -> Behaviour:
+        self._awake.wait()
         try:
-            return super().behaviour(path, body)
+            return super().behaviour(path, body, client)
         except KilledError:
             return reset
 
@@ -95,13 +99,13 @@ class MortalEngine(StoringEngine):
             if self._failing is Failing.WORKS_WHILE_PAUSED:
                 self._struck.set()
             else:
-                self._running.clear()
+                self._awake.clear()
         else:
             self._journal.write(EventName.ENGINE_RESUMED, pid=1)
             if self._failing is Failing.DIES_OF_PAUSE:
                 self._death_count += 1
                 self._die()
-            self._running.set()
+            self._awake.set()
             self._struck.set()
 
     def _hold(self, request: Request, block: int, point: HoldPoint) -> None:
@@ -116,7 +120,7 @@ class MortalEngine(StoringEngine):
             self._spoil(request, block)
             raise KilledError
         if self._failing is Failing.LEAKS_AFTER_PAUSE:
-            self._occupy(0, CACHE_SHARE)
+            self._pool.leak("nobody")
             self._holds_blocks = True
 
     def _spoil(self, request: Request, block: int) -> None:
@@ -125,13 +129,12 @@ class MortalEngine(StoringEngine):
 
     # Requests.
 
-    def _complete(self, body: dict[str, object]) -> Behaviour:
-        request = self._read(body)
+    def _complete(self, request: Request) -> Behaviour:
         try:
             waits = self.service != PREFILL and self._failing is Failing.WAITS_FOR_PRODUCER
             if waits and self._is_short(request):
                 return wait_until_hung_up
-            return super()._complete(body)
+            return super()._complete(request)
         except KilledError:
             if self._failing is Failing.ANSWERS_WHEN_KILLED and self.service != PREFILL:
                 return sending(request, right(request))
@@ -160,11 +163,11 @@ class MortalEngine(StoringEngine):
             for name in names:
                 self._volume.index_path(name, Shard()).parent.mkdir(exist_ok=True)
                 self._volume.index_path(name, Shard()).touch()
-        for block, name in enumerate(names):
-            held = partial(self._hold, request, block, HoldPoint.INDEX)
-            self._volume.publish(name, Shard(), LAYOUT, self._pieces(request, block, name), before_index=held)
-        self._write(EventName.SAVED, request, blocks=tuple(range(len(names))), keys=names)
-        return right(request)
+        return super()._saved(request, keys)
+
+    def _publish(self, request: Request, block: int, name: str) -> None:
+        held = partial(self._hold, request, block, HoldPoint.INDEX)
+        self._volume.publish(name, Shard(), LAYOUT, self._pieces(request, block, name), before_index=held)
 
     def _pieces(self, request: Request, block: int, name: str) -> Iterator[bytes]:
         whole = payload(name)
@@ -202,11 +205,11 @@ class SignalledStack(AttachStack):
 
 
 @contextmanager
-def mortal_stack(folder: Path, failing: Failing) -> Iterator[SignalledStack]:
+def mortal_stack(folder: Path, failing: Failing, cells: Iterable[Cell] = ()) -> Iterator[SignalledStack]:
     """A producer and all consumers on one volume, all `failing` in the same way, in threads of this process."""
     evidence_dir, kv_dir = folder / "evidence", folder / "kv"
     evidence_dir.mkdir()
-    engines = [MortalEngine(service, kv_dir, evidence_dir, failing) for service in (PREFILL, *ENGINES)]
+    engines = [MortalEngine(service, kv_dir, evidence_dir, failing, cells) for service in (PREFILL, *ENGINES)]
     with attached(engines, evidence_dir, kv_dir, SignalledStack) as stack:
         stack.engines = {engine.service: engine for engine in engines}
         yield stack

@@ -7,23 +7,25 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from harness.records import Role
+from harness.records import Cell, Role
 from harness.runner import PREFILL
 from harness.stack import AttachStack
 from services.faults import LoadMode
 from services.journal import EventName
 from services.store import BlockStore, FailureReason, ReadFailure, Shard, block_keys, root_key
 from tests.engines import ENGINES
-from tests.fake_server import Behaviour, reply
-from tests.simulated_engine import BLOCK_SIZE, SimulatedEngine, attached
-from tests.ways_to_be_wrong import Answer, Blocks, Harm, Request, Tokens, Wrong, failure, harm, right
+from tests.fake_server import Behaviour, Client, reply
+from tests.simulated_engine import SimulatedEngine
+from tests.simulated_http import attached
+from tests.simulated_requests import BLOCK_SIZE, Answer, Blocks, Harm, Request, Tokens, failure, right
+from tests.ways_to_be_wrong import Wrong, harm
 
 LAYOUT = "simulated"
 ROOT = root_key("simulated", "", "", ())
@@ -37,23 +39,25 @@ Read = bytearray | ReadFailure
 class StoringEngine(SimulatedEngine):
     """One service with a volume."""
 
-    def __init__(self, service: str, kv_dir: Path, evidence_dir: Path, wrong: Wrong) -> None:
-        super().__init__(service, set(), evidence_dir, wrong)
+    def __init__(
+        self, service: str, kv_dir: Path, evidence_dir: Path, wrong: Wrong, cells: Iterable[Cell] = ()
+    ) -> None:
+        super().__init__(service, set(), evidence_dir, wrong, cells)
         self._volume = BlockStore(kv_dir, verify_checksum=wrong is not Wrong.LOADS_DAMAGED_BYTES)
         self._readers = ThreadPoolExecutor(32, "read")
         self._holds_blocks = False
         self._with_failed_reads: set[str] = set()
 
-    def behaviour(self, path: str, body: dict[str, object]) -> Behaviour:
+    def behaviour(self, path: str, body: dict[str, object], client: Client) -> Behaviour:
         if path == "/reset_prefix_cache" and self._holds_blocks:
             return reply({"success": False})
-        return super().behaviour(path, body)
+        return super().behaviour(path, body, client)
 
     def _saved(self, request: Request, keys: tuple[Tokens, ...]) -> Answer:
         names = block_names(request.prompt)[: len(keys)]
         for block, name in enumerate(names):
             try:
-                self._volume.publish(name, Shard(), LAYOUT, [payload(name)])
+                self._publish(request, block, name)
             except OSError as error:
                 self._write(EventName.SAVED, request, blocks=tuple(range(block)), keys=names[:block])
                 unsaved = tuple(range(block, len(names)))
@@ -61,6 +65,9 @@ class StoringEngine(SimulatedEngine):
                 return self._without_room(request, name)
         self._write(EventName.SAVED, request, blocks=tuple(range(len(names))), keys=names)
         return right(request)
+
+    def _publish(self, request: Request, block: int, name: str) -> None:  # noqa: ARG002
+        self._volume.publish(name, Shard(), LAYOUT, [payload(name)])
 
     def _without_room(self, request: Request, name: str) -> Answer:
         match self._wrong:
@@ -136,10 +143,10 @@ def payload(name: str) -> bytes:
 
 
 @contextmanager
-def storing_stack(folder: Path, wrong: Wrong) -> Iterator[AttachStack]:
+def storing_stack(folder: Path, wrong: Wrong, cells: Iterable[Cell] = ()) -> Iterator[AttachStack]:
     """A producer and three consumers on one volume, all `wrong` in the same way, in threads of this process."""
     evidence_dir, kv_dir = folder / "evidence", folder / "kv"
     evidence_dir.mkdir()
-    engines = [StoringEngine(service, kv_dir, evidence_dir, wrong) for service in (PREFILL, *ENGINES)]
+    engines = [StoringEngine(service, kv_dir, evidence_dir, wrong, cells) for service in (PREFILL, *ENGINES)]
     with attached(engines, evidence_dir, kv_dir) as stack:
         yield stack

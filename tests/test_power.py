@@ -5,23 +5,35 @@ Everything between the HTTP answers of four simulated engines and the exit code 
 
 from __future__ import annotations
 
-import fnmatch
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from harness import phases, runner
 from harness.plan import load_plan, select_cells
-from harness.records import Cell, Outcome, Plan, Report, Status, Verdict
+from harness.records import Outcome, Plan, Report, Status
 from harness.stack import AttachStack
 from harness.storage import RunFolder
 from services.faults import FaultKind
 from services.journal import EventName, Journal
 from tests.engines import ENGINES
+from tests.power import (
+    COLLATERAL,
+    CRASHED,
+    HUNG,
+    LEAKED,
+    MISSED,
+    POISONED,
+    SKIPPED,
+    UNPROVEN,
+    UNREPORTED,
+    WRONG_OUTPUT,
+    Case,
+    surprises,
+)
 from tests.simulated_engine import simulated_stack
-from tests.ways_to_be_wrong import OF_STORAGE, Wrong
+from tests.ways_to_be_wrong import OF_COMPANY, OF_STORAGE, Wrong
 
 MATRIX = Path(__file__).resolve().parents[1] / "harness" / "matrix" / "example.yaml"
 EXAMPLE = load_plan(MATRIX, ENGINES)
@@ -38,32 +50,8 @@ DEADLINE_S = 0.4
 SETTLE_DEADLINE_S = 0.2
 """For engines that never come to rest; ten seconds otherwise."""
 
-Verdicts = tuple[Outcome, Status]
-
 FAILED_CLEANLY = (Outcome.FAILED_CLEANLY, Status.PASS)
-CRASHED = (Outcome.CRASHED, Status.FAIL)
-HUNG = (Outcome.HUNG, Status.FAIL)
-LEAKED = (Outcome.LEAKED, Status.FAIL)
-POISONED = (Outcome.POISONED, Status.FAIL)
-COLLATERAL = (Outcome.COLLATERAL, Status.FAIL)
-UNREPORTED = (Outcome.UNREPORTED, Status.FAIL)
-WRONG_OUTPUT = (Outcome.WRONG_OUTPUT, Status.FAIL)
 UNEXPECTED_RECOVERY = (Outcome.RECOVERED, Status.FAIL)
-MISSED = (Outcome.MISSED, Status.INCONCLUSIVE)
-UNPROVEN = (Outcome.UNPROVEN, Status.INCONCLUSIVE)
-SKIPPED = (Outcome.NOT_RUN, Status.SKIPPED)
-
-
-@dataclass(frozen=True)
-class Case:
-    """`verdicts`: by glob of cell ids, the first that matches; every other cell passes. `finding`: a check that must
-    be broken in each cell that does not pass, unless its controls are all that is wrong with it."""
-
-    wrong: Wrong
-    verdicts: Mapping[str, Verdicts]
-    exit_code: int
-    finding: str
-    patterns: tuple[str, ...] = USUAL
 
 
 CASES = (
@@ -129,58 +117,45 @@ CASES = (
 
 def run(plan: Plan, tmp_path: Path, wrong: Wrong = Wrong.NOTHING) -> Report:
     folder = RunFolder.create(tmp_path / "runs", "run")
-    with simulated_stack(tmp_path / "evidence", wrong) as stack:
+    with simulated_stack(tmp_path / "evidence", wrong, plan.cells) as stack:
         return phases.run(plan, stack, folder, phases.Invocation("example", "pytest"), phases.Watcher())
-
-
-def check(report: Report, case: Case) -> None:
-    """All cells at once, so that a failure shows the whole picture."""
-    got = {verdict.cell_id: (verdict.outcome, verdict.status) for verdict in report.verdicts}
-    assert got == {cell.id: expected(cell, case) for cell in report.cells}
-    assert report.exit_code == case.exit_code
-    turned = [verdict for verdict in report.verdicts if verdict.status is not Status.PASS]
-    assert [v.cell_id for v in turned if case.finding not in broken(v) and broken(v) != {"controls"}] == []
-
-
-def expected(cell: Cell, case: Case) -> Verdicts:
-    matching = (verdict for pattern, verdict in case.verdicts.items() if fnmatch.fnmatch(cell.id, pattern))
-    return next(matching, (cell.expected, Status.PASS))
-
-
-def broken(verdict: Verdict) -> set[str]:
-    return {finding.check for finding in verdict.findings if not finding.ok}
 
 
 def test_honest_engines_are_green_in_the_whole_example(tmp_path: Path) -> None:
     report = run(EXAMPLE, tmp_path)
-    check(report, Case(Wrong.NOTHING, {}, 0, ""))
+    assert surprises(report, Case(Wrong.NOTHING, {}, 0, "")) == {}
     different = {verdict.cell_id for verdict in report.verdicts if verdict.differences}
     assert different == {cell.id for cell in report.cells if cell.expected is Outcome.CAUGHT}
 
 
 def test_honest_engines_are_green_with_every_fault_of_the_robustness_matrix(tmp_path: Path) -> None:
     """Also where vLLM is red: what is asked of an engine can be done."""
-    check(run(load_plan(MATRIX.with_name("robustness.yaml"), ENGINES), tmp_path), Case(Wrong.NOTHING, {}, 0, ""))
+    assert (
+        surprises(
+            run(load_plan(MATRIX.with_name("robustness.yaml"), ENGINES), tmp_path), Case(Wrong.NOTHING, {}, 0, "")
+        )
+        == {}
+    )
 
 
 def test_honest_engines_give_no_alarm_in_hundreds_of_quiet_requests(tmp_path: Path) -> None:
     report = run(QUIET, tmp_path)
-    check(report, Case(Wrong.NOTHING, {}, 0, ""))
+    assert surprises(report, Case(Wrong.NOTHING, {}, 0, "")) == {}
     quiet = {cell.id for cell in report.cells if cell.expected is Outcome.LOADED}
     assert sum(len(seen.requests) for seen in report.observations if seen.cell_id in quiet) >= QUIET_REQUEST_COUNT
     assert {verdict.cell_id for verdict in report.verdicts if verdict.differences}.isdisjoint(quiet)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.wrong)
-def test_wrong_engines(case: Case, tmp_path: Path) -> None:
-    check(run(select_cells(EXAMPLE, case.patterns), tmp_path, case.wrong), case)
+def test_wrong_engines(case: Case[Wrong], tmp_path: Path) -> None:
+    assert surprises(run(select_cells(EXAMPLE, case.patterns or USUAL), tmp_path, case.wrong), case) == {}
 
 
 @pytest.mark.parametrize("wrong", [Wrong.LEAKS_REQUEST, Wrong.LEAKS_BLOCKS])
 def test_engines_that_never_come_to_rest(wrong: Wrong, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "SETTLE_DEADLINE_S", SETTLE_DEADLINE_S)
     case = Case(wrong, {"*-report-*": LEAKED}, 1, "nothing-leaked", MIDDLE)
-    check(run(select_cells(EXAMPLE, case.patterns), tmp_path, wrong), case)
+    assert surprises(run(select_cells(EXAMPLE, case.patterns or USUAL), tmp_path, wrong), case) == {}
 
 
 def test_an_engine_that_does_not_come_to_rest_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,29 +170,29 @@ def test_an_engine_that_does_not_come_to_rest_is_started_again(tmp_path: Path, m
     monkeypatch.setattr(runner, "SETTLE_DEADLINE_S", SETTLE_DEADLINE_S)
     monkeypatch.setattr(AttachStack, "kill_engine", kill_engine)
     case = Case(Wrong.LEAKS_BLOCKS, {"*-report-*": LEAKED}, 1, "nothing-leaked", ("recompute-report-sync-*",))
-    report = run(select_cells(EXAMPLE, case.patterns), tmp_path, case.wrong)
+    report = run(select_cells(EXAMPLE, case.patterns or USUAL), tmp_path, case.wrong)
     leaked = [cell.engine for cell in report.cells if cell.fault.kind is FaultKind.REPORT]
     assert len(leaked) > 1
     assert killed == [*leaked, *leaked][:-1]
-    check(report, case)
+    assert surprises(report, case) == {}
 
 
 def test_engines_that_hang(tmp_path: Path) -> None:
     case = Case(Wrong.HANGS, {"*-report-*": HUNG}, 1, "in-time", MIDDLE)
-    plan = select_cells(EXAMPLE, case.patterns)
+    plan = select_cells(EXAMPLE, case.patterns or USUAL)
     cells = (cell if cell.control else replace(cell, deadline_s=DEADLINE_S) for cell in plan.cells)
-    check(run(replace(plan, cells=tuple(cells)), tmp_path, case.wrong), case)
+    assert surprises(run(replace(plan, cells=tuple(cells)), tmp_path, case.wrong), case) == {}
 
 
 def test_streams_that_just_stop(tmp_path: Path) -> None:
     case = Case(Wrong.STREAM_WITHOUT_END, {"recompute-report-*": WRONG_OUTPUT}, 1, "victim-equals-oracle", MIDDLE)
-    check(run(streamed(select_cells(EXAMPLE, case.patterns)), tmp_path, case.wrong), case)
+    assert surprises(run(streamed(select_cells(EXAMPLE, case.patterns or USUAL)), tmp_path, case.wrong), case) == {}
 
 
 def test_near_ties_stay_green_and_are_told(tmp_path: Path) -> None:
     case = Case(Wrong.NEAR_TIE, {}, 0, "")
     report = run(select_cells(EXAMPLE, USUAL), tmp_path, case.wrong)
-    check(report, case)
+    assert surprises(report, case) == {}
     ties = {verdict.cell_id for verdict in report.verdicts if any(d.near_tie for d in verdict.differences)}
     assert ties == {cell.id for cell in report.cells if cell.expected is Outcome.RECOVERED}
 
@@ -230,5 +205,5 @@ def streamed(plan: Plan) -> Plan:
 
 def test_every_way_to_be_wrong_is_tested() -> None:
     apart = {Wrong.NOTHING, Wrong.NEAR_TIE, Wrong.HANGS, Wrong.STREAM_WITHOUT_END}
-    apart |= {Wrong.LEAKS_REQUEST, Wrong.LEAKS_BLOCKS} | OF_STORAGE
+    apart |= {Wrong.LEAKS_REQUEST, Wrong.LEAKS_BLOCKS} | OF_STORAGE | OF_COMPANY
     assert {case.wrong for case in CASES} == set(Wrong) - apart

@@ -17,10 +17,9 @@ from harness.stack import AttachStack
 from services.faults import LoadControl
 from services.journal import EventName, journal_path, read_events
 from tests.process_builders import process_cell
-from tests.simulated_engine import BLOCK_SIZE
 from tests.simulated_processes import Failing, SignalledStack, mortal_stack
+from tests.simulated_requests import BLOCK_SIZE, tokenize
 from tests.simulated_storage import block_names
-from tests.ways_to_be_wrong import tokenize
 
 TOKENS = tokenize(" red" * (4 * BLOCK_SIZE + 1))
 PROMPT = Prompt("victim", TOKENS, "", 4)

@@ -5,46 +5,34 @@ Everything between the signals, the files, the HTTP answers and the exit code is
 
 from __future__ import annotations
 
-import fnmatch
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from harness import client, phases, runner
 from harness.plan import load_plan, select_cells
-from harness.process_kinds import ProcessKind
-from harness.records import Cell, Outcome, Plan, Report, Status, Verdict
+from harness.records import Cell, Plan, Report
 from harness.storage import RunFolder
 from tests.engines import ENGINES
+from tests.power import (
+    CRASHED,
+    HUNG,
+    LEAKED,
+    POISONED,
+    SOON_S,
+    UNPROVEN,
+    WRONG_OUTPUT,
+    Case,
+    surprises,
+    with_soon_given_up,
+)
 from tests.simulated_processes import Failing, mortal_stack
 
 PROCESS = load_plan(Path(__file__).resolve().parents[1] / "harness" / "matrix" / "process.yaml", ENGINES)
-DEADLINE_S = 1.0
-"""Of clients that give up."""
 
-Verdicts = tuple[Outcome, Status]
-
-UNPROVEN = (Outcome.UNPROVEN, Status.INCONCLUSIVE)
-POISONED, WRONG_OUTPUT, CRASHED, HUNG, LEAKED = (
-    (outcome, Status.FAIL)
-    for outcome in (Outcome.POISONED, Outcome.WRONG_OUTPUT, Outcome.CRASHED, Outcome.HUNG, Outcome.LEAKED)
-)
 SAVING, PUBLISHING, PAUSED = "*-prefill-killed-saving-*", "*-prefill-killed-publishing-*", "*-prefill-paused-*"
 LOADING, GIVEN_UP = "*-decode-killed-*", "*-decode-paused-*"
-
-
-@dataclass(frozen=True)
-class Case:
-    """`verdicts`: by glob of cell ids, the first that matches; every other cell passes. `finding`: a check that must be
-    broken in each cell that does not pass. `patterns`: the cells, besides their controls."""
-
-    failing: Failing
-    verdicts: Mapping[str, Verdicts]
-    exit_code: int
-    finding: str
-    patterns: tuple[str, ...]
 
 
 CASES = (
@@ -114,57 +102,34 @@ CASES = (
 )
 
 
-def impatient(plan: Plan, failing: Failing) -> Plan:
-    """With clients that give up soon, where that is what is awaited."""
-
-    def waits(cell: Cell) -> bool:
-        gives_up = cell.process is not None and cell.process.kind is ProcessKind.DECODE_PAUSED_LOADING
-        return gives_up or (failing is Failing.WAITS_FOR_PRODUCER and cell.process is not None)
-
-    return replace(
-        plan, cells=tuple(replace(cell, deadline_s=DEADLINE_S) if waits(cell) else cell for cell in plan.cells)
-    )
+def impatient(cell: Cell, failing: Failing) -> Cell:
+    """With a client that gives up soon, where that is what is awaited."""
+    waits = failing is Failing.WAITS_FOR_PRODUCER and cell.process is not None
+    return replace(cell, deadline_s=SOON_S) if waits else with_soon_given_up(cell)
 
 
 def run(plan: Plan, tmp_path: Path, failing: Failing) -> Report:
     folder = RunFolder.create(tmp_path / "runs", "run")
-    with mortal_stack(tmp_path, failing) as stack:
+    cells = tuple(impatient(cell, failing) for cell in plan.cells)
+    with mortal_stack(tmp_path, failing, cells) as stack:
         invocation = phases.Invocation("process", "pytest")
-        return phases.run(impatient(plan, failing), stack, folder, invocation, phases.Watcher())
-
-
-def check(report: Report, case: Case) -> None:
-    """All cells at once, so that a failure shows the whole picture."""
-    got = {verdict.cell_id: (verdict.outcome, verdict.status) for verdict in report.verdicts}
-    assert got == {cell.id: expected(cell, case) for cell in report.cells}
-    assert report.exit_code == case.exit_code
-    turned = [verdict for verdict in report.verdicts if verdict.status is not Status.PASS]
-    assert [verdict.cell_id for verdict in turned if case.finding not in broken(verdict)] == []
-
-
-def expected(cell: Cell, case: Case) -> Verdicts:
-    matching = (verdict for pattern, verdict in case.verdicts.items() if fnmatch.fnmatch(cell.id, pattern))
-    return next(matching, (cell.expected, Status.PASS))
-
-
-def broken(verdict: Verdict) -> set[str]:
-    return {finding.check for finding in verdict.findings if not finding.ok}
+        return phases.run(replace(plan, cells=cells), stack, folder, invocation, phases.Watcher())
 
 
 def test_honest_engines_are_green_in_the_whole_matrix(tmp_path: Path) -> None:
     report = run(PROCESS, tmp_path, Failing.NOTHING)
-    check(report, Case(Failing.NOTHING, {}, 0, "", ()))
+    assert surprises(report, Case(Failing.NOTHING, {}, 0, "", ())) == {}
     struck = {cell.id for cell in report.cells if cell.process}
     fired = {verdict.cell_id: verdict.evidence.fault_fired for verdict in report.verdicts if verdict.cell_id in struck}
     assert set(fired.values()) == {1}
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.failing}: {next(iter(case.verdicts))}")
-def test_wrong_engines(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.wrong}: {next(iter(case.verdicts))}")
+def test_wrong_engines(case: Case[Failing], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "SETTLE_DEADLINE_S", 0.3)
     monkeypatch.setattr(client, "RESET_TIMEOUT_S", 0.3)
-    check(run(select_cells(PROCESS, case.patterns), tmp_path, case.failing), case)
+    assert surprises(run(select_cells(PROCESS, case.patterns), tmp_path, case.wrong), case) == {}
 
 
 def test_every_way_to_be_wrong_is_tested() -> None:
-    assert {case.failing for case in CASES} == set(Failing) - {Failing.NOTHING}
+    assert {case.wrong for case in CASES} == set(Failing) - {Failing.NOTHING}

@@ -1,27 +1,29 @@
 """The ways in which a simulated engine can be wrong, each a small change to what an honest one does.
 
-simulated_engine.py asks `harm` what happens to a load and `altered` what to answer. Pure: a prompt's answer depends on
-its tokens and on whether the KV of every block is right, and on nothing else.
+simulated_engine.py asks `harm` what happens to a load, `altered` what to answer, and the functions at the end what
+becomes of a repair. Pure.
 """
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 
-from harness.oracles import BROKEN_KINDS, LOST_KINDS
-from harness.records import Role
-from services.faults import FaultKind, LoadControl, breakage
-
-TIE_INDEX = 3
-TIE_GAP = 5e-4
-"""At this generated token the two leaders are this close, in nats: a near tie by the judge's smallest noise band."""
-
-Tokens = tuple[int, ...]
-Blocks = tuple[int, ...]
+from harness.records import Moment, Role
+from services.faults import FaultKind, LoadMode, breakage
+from tests.simulated_requests import (
+    BLOCK_SIZE,
+    TIE_INDEX,
+    Answer,
+    Blocks,
+    Harm,
+    Request,
+    failure,
+    garbage,
+    right,
+    rival,
+)
 
 
 class Wrong(StrEnum):
@@ -94,6 +96,38 @@ class Wrong(StrEnum):
     """The second measurement differs."""
     ORACLE_LOADS_NOTHING = "oracle-loads-nothing"
 
+    # With company; the repairs are those of sync loads, whose blocks vLLM publishes before they are loaded.
+    REPAIR_IS_SHARED = "repair-is-shared"
+    """Who comes during a repair finds the blocks in the prefix cache, as they are."""
+    GIVEN_UP_REPAIR_STAYS = "given-up-repair-stays"
+    """In the prefix cache, where its client has left."""
+    PREEMPTED_RESUMES_ON_BAD = "preempted-resumes-on-bad"
+    """Who is preempted during its repair finds its own bad blocks in the prefix cache."""
+    DEPARTURE_KILLS = "departure-kills"
+    DEPARTURE_LEAKS = "departure-leaks"
+    """What is held for a client that leaves is never given back."""
+    DEPARTURE_ENDS_SHARER = "departure-ends-sharer"
+    """Who leaves takes those with the same prompt along."""
+    LATE_WRITES_HIT_OTHERS = "late-writes-hit-others"
+    """Blocks of a load whose client has left are given to others while it goes on."""
+    PARKED_LOADS_BLOCK = "parked-loads-block"
+    """Who comes after a late load waits for it, whether it needs any block or not."""
+    FULL_POOL_IS_FINAL = "full-pool-is-final"
+    """Who finds too few blocks never gets any."""
+    PREEMPTS_NOBODY = "preempts-nobody"
+    PREEMPTION_SPOILS_OTHERS = "preemption-spoils-others"
+    """Who gets the blocks of a preempted request computes on what it left in them."""
+
+    # Prompts at the edges, and chats.
+    LOADS_FROM_NOWHERE = "loads-from-nowhere"
+    """A prompt below a block."""
+    LOADS_LAST_TOKEN = "loads-last-token"
+    """A prompt that ends with a block, as a whole."""
+    CHAT_GARBAGE = "chat-garbage"
+    CHAT_TOKEN_MISSING = "chat-token-missing"
+    CHAT_FAILS_WITH_TEXT = "chat-fails-with-text"
+    """Under policy fail, and the error comes after it."""
+
     # With faults in storage; what else is wrong shows in requests whose reads fail.
     LOADS_DAMAGED_BYTES = "loads-damaged-bytes"
     """Nothing is checked, and nothing reported."""
@@ -110,130 +144,23 @@ class Wrong(StrEnum):
     PREFILL_DIES_WITHOUT_ROOM = "prefill-dies-without-room"
 
 
+OF_COMPANY = frozenset(
+    list(Wrong)[list(Wrong).index(Wrong.REPAIR_IS_SHARED) : list(Wrong).index(Wrong.LOADS_DAMAGED_BYTES)]
+)
+"""What shows only where requests meet, clients leave, or prompts and answers have another form."""
+
 OF_STORAGE = frozenset(list(Wrong)[list(Wrong).index(Wrong.LOADS_DAMAGED_BYTES) :])
 """What only engines with a real volume can do wrong."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """`policy`: the kv_load_failure_policy of the engine that got it."""
-
-    prompt: Tokens
-    control: LoadControl
-    max_tokens: int
-    stream: bool
-    policy: str
-
-    @property
-    def cell_id(self) -> str:
-        """Of requests outside cells some other word, such as `oracle`."""
-        return self.control.tag.split(".")[0]
-
-    @property
-    def role(self) -> str:
-        """A Role; of requests outside cells some other word."""
-        return self.control.tag.split(".")[-1]
-
-    @property
-    def is_again(self) -> bool:
-        """Of the second attempt of a cell."""
-        return any(word.startswith("again") for word in self.control.tag.split("."))
-
-    @property
-    def is_of_cell(self) -> bool:
-        return self.role in set(Role)
-
-    @property
-    def is_broken(self) -> bool:
-        return self.control.fault.kind in BROKEN_KINDS
-
-    @property
-    def is_lost(self) -> bool:
-        return self.control.fault.kind in LOST_KINDS
-
-
-@dataclass(frozen=True)
-class Answer:
-    """`status` 0: the connection is closed without a word. `is_whole`: a stream ends with [DONE]."""
-
-    token_ids: Tokens = ()
-    prompt_token_count: int = 0
-    finish_reason: str = "length"
-    status: int = 200
-    error: str = ""
-    is_whole: bool = True
-
-
-@dataclass(frozen=True)
-class Harm:
-    """What happens to a load: the blocks of each FAULT_FIRED event, the blocks that hold `garbage`, those `reported`
-    to the engine and `journaled` as reported, and those that the store itself `failed`. `digests`: of what was read
-    into the other blocks, if anything was read at all."""
-
-    fired: tuple[Blocks, ...] = ()
-    garbage: Blocks = ()
-    reported: Blocks = ()
-    journaled: Blocks = ()
-    failed: Blocks = ()
-    delay_s: float = 0.0
-    digests: tuple[str, ...] = ()
-
-
-# Tokens.
-
-
-def tokenize(text: str) -> Tokens:
-    """Words and signs; a token id is the bytes of the piece as a number, so no vocabulary is needed."""
-    return tuple(int.from_bytes(piece.encode(), "big") for piece in re.findall(r" ?\w+|\W", text))
-
-
-def detokenize(token_ids: Tokens) -> str:
-    return b"".join(token_id.to_bytes(-(-token_id.bit_length() // 8), "big") for token_id in token_ids).decode()
-
-
-WORDS = tokenize(" red blue green white black grey pink gold iron clay salt sand moss fern pine oak")
-
-
-def generated(prompt: Tokens, count: int, *, is_right: bool) -> Tokens:
-    """With the right KV the prompt's secret comes first."""
-    secrets = re.findall(r"secret word of the \w+ is( \w+)", detokenize(prompt)) if is_right else []
-    digest = hashlib.sha256(repr((prompt, is_right)).encode()).digest()
-    words = tuple(WORDS[byte % len(WORDS)] for byte in digest)
-    return (tokenize("".join(secrets[-1:])) + words)[:count]
-
-
-def top_list(token_id: int, index: int) -> dict[int, float]:
-    """Five log-probabilities for the generated token `index`; `token_id` leads, its rival comes next."""
-    others = [word for word in WORDS if word not in (token_id, rival(token_id))]
-    gap = TIE_GAP if index == TIE_INDEX else 2.0
-    return {token_id: -0.5, rival(token_id): -0.5 - gap, **{others[i]: -5.0 - i for i in range(3)}}
-
-
-def rival(token_id: int) -> int:
-    """Of two words each is the other's."""
-    return WORDS[WORDS.index(token_id) ^ 1] if token_id in WORDS else WORDS[0]
-
-
-# Answers.
-
-
-def right(request: Request) -> Answer:
-    return Answer(generated(request.prompt, request.max_tokens, is_right=True), len(request.prompt))
-
-
-def garbage(request: Request) -> Answer:
-    return Answer(generated(request.prompt, request.max_tokens, is_right=False), len(request.prompt))
-
-
-def failure(request: Request) -> Answer:
-    """What vLLM answers when a load failed under policy `fail`; a stream has begun by then."""
-    return Answer(prompt_token_count=len(request.prompt), status=200 if request.stream else 500, error="load failed")
 
 
 def at_the_tie(answer: Answer) -> Answer:
     """The answer with the other leader."""
     before, tied, after = answer.token_ids[:TIE_INDEX], answer.token_ids[TIE_INDEX], answer.token_ids[TIE_INDEX + 1 :]
     return replace(answer, token_ids=(*before, rival(tied), *after))
+
+
+def without_last_token(answer: Answer) -> Answer:
+    return replace(answer, token_ids=answer.token_ids[:-1])
 
 
 Who = Callable[[Request], bool]
@@ -263,6 +190,27 @@ def is_second_oracle(request: Request) -> bool:
     return request.cell_id == "oracle" and request.role == "1"
 
 
+def recovers_chat(request: Request) -> bool:
+    return recovers(request) and request.is_chat
+
+
+def fails_chat(request: Request) -> bool:
+    return fails(request) and request.is_chat
+
+
+def shares_with_leaver(request: Request) -> bool:
+    return request.role == Role.SHARER and request.cell is not None and any(r.gives_up for r in request.cell.requests)
+
+
+def comes_after_leaver(request: Request) -> bool:
+    return request.planned is not None and request.planned.sent is Moment.GONE
+
+
+def is_ahead_of_preempted(request: Request) -> bool:
+    ahead = request.planned is not None and request.planned.sent is Moment.AHEAD
+    return ahead and request.cell is not None and request.cell.preempts
+
+
 def has(role: Role) -> Who:
     return lambda request: request.role == role
 
@@ -289,10 +237,16 @@ OTHER_ANSWERS: Mapping[Wrong, tuple[Who, Callable[[Request], Answer]]] = {
     Wrong.SILENT_INVISIBLE: (is_victim_of(FaultKind.SILENT), right),
     Wrong.SILENT_ERROR: (is_victim_of(FaultKind.SILENT), failure),
     Wrong.ORACLE_UNSTABLE: (is_second_oracle, garbage),
+    Wrong.DEPARTURE_ENDS_SHARER: (shares_with_leaver, failure),
+    Wrong.LATE_WRITES_HIT_OTHERS: (comes_after_leaver, garbage),
+    Wrong.PREEMPTION_SPOILS_OTHERS: (is_ahead_of_preempted, garbage),
+    Wrong.CHAT_GARBAGE: (recovers_chat, garbage),
+    Wrong.CHAT_FAILS_WITH_TEXT: (fails_chat, lambda request: replace(right(request), error="load failed")),
 }
 
 CHANGED_ANSWERS: Mapping[Wrong, tuple[Who, Callable[[Answer], Answer]]] = {
-    Wrong.TOKEN_MISSING: (recovers, lambda answer: replace(answer, token_ids=answer.token_ids[:-1])),
+    Wrong.TOKEN_MISSING: (recovers, without_last_token),
+    Wrong.CHAT_TOKEN_MISSING: (recovers_chat, without_last_token),
     Wrong.FINISH_REASON: (recovers, lambda answer: replace(answer, finish_reason="stop")),
     Wrong.PROMPT_TOKEN_COUNT: (recovers, lambda answer: replace(answer, prompt_token_count=1)),
     Wrong.STREAM_WITHOUT_END: (recovers, lambda answer: replace(answer, is_whole=False)),
@@ -367,5 +321,27 @@ def stored(wrong: Wrong, request: Request, block_count: int) -> int:
             return block_count - 1
         case Wrong.ORACLE_LOADS_NOTHING if request.cell_id == "oracle":
             return 0
+        case Wrong.LOADS_FROM_NOWHERE if request.is_of_cell and len(request.prompt) <= BLOCK_SIZE:
+            return 1
+        case Wrong.LOADS_LAST_TOKEN if request.is_of_cell and len(request.prompt) % BLOCK_SIZE == 0:
+            return block_count + 1
         case _:
             return block_count
+
+
+# Repairs of sync loads, between a bad load and the last block that is computed again.
+
+
+def shows_repair(wrong: Wrong, request: Request) -> bool:
+    """Whether others find the blocks in the prefix cache meanwhile."""
+    return wrong is Wrong.REPAIR_IS_SHARED and request.control.load is LoadMode.SYNC
+
+
+def keeps_given_up(wrong: Wrong, request: Request) -> bool:
+    """Whether the blocks are in the prefix cache for good once the client has left."""
+    return wrong is Wrong.GIVEN_UP_REPAIR_STAYS and request.control.load is LoadMode.SYNC
+
+
+def resumes_on_bad(wrong: Wrong, request: Request) -> bool:
+    """Whether a request that was preempted meanwhile takes them for good."""
+    return wrong is Wrong.PREEMPTED_RESUMES_ON_BAD and request.control.load is LoadMode.SYNC
