@@ -11,6 +11,7 @@ import fnmatch
 import re
 import shlex
 import shutil
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -42,7 +43,9 @@ SETTINGS = MAKEFILE + "".join(
     path.read_text()
     for path in (*ROOT.glob("compose*.yaml"), *ROOT.glob("harness/**/*.py"), *ROOT.glob("services/*.py"))
 )
-OF_THE_SHELL = ("cat", "cd", "chmod", "export", "git", "mkdir", "source", "xdg-open")
+OF_THE_SHELL = ("cd", "export", "git", "source", "xdg-open")
+LOOKS = ("grep",)
+"""Commands of the shell that only look at files of a run; they are run, too."""
 CELL_ID = re.compile(r"(?:recompute|fail|chunked|tight)-[a-z0-9_*-]+")
 
 
@@ -193,7 +196,7 @@ def test_a_command_is_understood(command: Command) -> None:
         assert words[0].endswith("python")
         assert (ROOT / f"{words[2].replace('.', '/')}.py").is_file() or words[2] in ("pytest", "pip")
     else:
-        assert words[0] in OF_THE_SHELL
+        assert words[0] in OF_THE_SHELL + LOOKS
 
 
 def understood(arguments: list[str]) -> None:
@@ -207,16 +210,15 @@ def understood(arguments: list[str]) -> None:
 
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with what commands of the docs name: stored runs below runs/, and the matrix files of all pages."""
+    """A folder with what commands of the docs name: the matrix files of all pages, and runs: real ones, which the pages
+    show and tests/recorded has, or any stored run under a name that stands for one of the reader's."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "112")
     for page in PAGES:
         matrix_files(page, tmp_path)
-    for command in RUNNABLE:
-        for word in command.arguments or ():
-            if word.startswith("runs/") and not (tmp_path / word).exists():
-                stored = RECORDED / Path(word).name
-                shutil.copytree(stored if stored.is_dir() else RECORDED / "h200-v2-runner", tmp_path / word)
+    for run in {match for command in COMMANDS for match in re.findall(r"(?<!\S)runs/([\w-]+)", command.text)}:
+        stored = RECORDED / run
+        shutil.copytree(stored if stored.is_dir() else RECORDED / "h200-v2-runner", tmp_path / "runs" / run)
     return tmp_path
 
 
@@ -236,6 +238,13 @@ def test_a_command_without_engines_does_what_the_page_shows(
     assert code in {"judge": (0, 1), "compare": (0, 1), "doctor": (0, 3)}.get(arguments[0], (0,)), captured.err
     if arguments[0] not in WITH_OUTPUT_OF_ITS_OWN:
         shows(command.output, captured.out.splitlines())
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command.words[0] in LOOKS], ids=str)
+def test_what_a_page_sees_in_files_is_there(command: Command, workplace: Path) -> None:
+    done = subprocess.run(command.words, cwd=workplace, capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    shows(command.output, done.stdout.splitlines())
 
 
 def shows(shown: tuple[str, ...], printed: list[str]) -> None:
