@@ -23,7 +23,7 @@ HOST_USER   := UID=$(shell id -u) GID=$(shell id -g) \
 COMPOSE     := env $(HOST_USER) BASE_IMAGE=$(BASE_IMAGE) CA_BUNDLE=$(CA_BUNDLE) WHEELS=$(WHEELS) \
                TORCH_INDEX=$(TORCH_INDEX) docker compose
 
-.PHONY: help demo up down test check test-engines test-compose mutation test-browser schema docker-engine base-image browser
+.PHONY: help demo up down test check test-engines test-compose mutation test-browser schema docs docker-engine base-image browser
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 16
@@ -61,6 +61,9 @@ test-browser: $(VENV)/done  ## report.html in Debian's chromium, where that is i
 
 schema: $(VENV)/done  ## write the JSON Schema of report.json again, after a change of harness/report/as_json.py
 	$(BIN)/python -c "from harness.report.as_json import schema; print(schema(), end='')" > harness/report/report.schema.json
+
+docs: $(VENV)/done  ## write the pages of docs/ that come from the code again: faults.md, matrix-files.md
+	$(BIN)/python -m harness.reference
 
 browser:  ## install chromium and its driver, for test-browser (Debian, root)
 	apt-get update -q

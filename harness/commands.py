@@ -34,7 +34,7 @@ from harness.errors import HarnessError, UsageError
 from harness.known_issues import KnownIssue, load_known_issues
 from harness.machine import State
 from harness.phases import Invocation, fail, judge_again, resume, run
-from harness.plan import load_plan, select_cells
+from harness.plan import MATRIX_FOLDER, load_plan, select_cells
 from harness.records import Plan, Report
 from harness.report import JSON_NAME, print_report, watching, write_reports
 from harness.report.compare_formats import print_comparison, to_html, to_markdown
@@ -47,7 +47,6 @@ from harness.storage import RunFolder, write_text
 from harness.watcher import Watcher
 
 ROOT = Path(__file__).resolve().parents[1]
-MATRIX_FOLDER = ROOT / "harness" / "matrix"
 KNOWN_ISSUES_FILE = MATRIX_FOLDER / "known_issues.yaml"
 
 

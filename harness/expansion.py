@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from harness.matrix_checks import fault_keys
-from harness.matrix_file import AnyKind, CellsEntry, FaultEntry, WorkloadEntry
+from harness.matrix_words import AnyKind, CellsEntry, FaultEntry, WorkloadEntry
 from harness.oracles import BROKEN_KINDS
 from harness.process_kinds import ProcessFault, ProcessKind
 from harness.records import Cell, Engine, Moment, Outcome, PlannedRequest, Role
@@ -44,7 +44,7 @@ def expand(entry: CellsEntry, engines: Engines) -> Iterator[Cell]:
             policy=engine.policy,
             load=load,
             requests=_requests(workload, shape, fault),
-            expected=Outcome(entry.expect) if entry.expect else _expected(fault, engine.policy),
+            expected=Outcome(entry.expect) if entry.expect else expected_outcome(fault, engine.policy),
             why=" ".join(entry.why.split()),
             max_tokens=entry.max_tokens,
             deadline_s=entry.deadline_s,
@@ -80,6 +80,11 @@ def _faults(entry: FaultEntry) -> Iterator[tuple[AnyFault, tuple[str, ...]]]:
         for blocks, times, delay_s in itertools.product(*axes):
             fault = _fault(kind, blocks, times or NO_FAULT.times, delay_s or 0.0)
             yield fault, _fault_words(blocks, times, delay_s if len(axes[-1]) > 1 else None)
+
+
+def plain_fault(kind: AnyKind) -> AnyFault:
+    """A fault of which a file says nothing but its kind."""
+    return _fault(kind, None, NO_FAULT.times, NO_FAULT.delay_s)
 
 
 def _fault(kind: AnyKind, blocks: BlockSelector | None, times: int, delay_s: float) -> AnyFault:
@@ -151,7 +156,7 @@ def _requests(workload: WorkloadEntry, shape: _Shape, fault: AnyFault) -> tuple[
     return tuple(replace(request, chat=shape.chat) for request in planned)
 
 
-def _expected(fault: AnyFault, policy: str) -> Outcome:
+def expected_outcome(fault: AnyFault, policy: str) -> Outcome:
     """What vLLM promises, also where a connector breaks its contract: a load that is broken is repaired or fails, as
     the policy says, and one that is right is used, whatever else is reported."""
     if isinstance(fault, ProcessFault):

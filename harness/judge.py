@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from harness import process_checks, storage_checks
-from harness.checks import CHECKS, FAIL_POLICY, Case, comparison
+from harness.answers import comparison
+from harness.case import FAIL_POLICY, Case
+from harness.checks import CHECKS
 from harness.comparison import UNKNOWN_DTYPE, failed_cleanly, noise_band
 from harness.controls import controls_of, load_modes, undisturbed
 from harness.oracles import BROKEN_KINDS

@@ -18,7 +18,8 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from harness.errors import UsageError
-from harness.matrix_file import Entry, Problem, checked, parse, report
+from harness.matrix_file import Problem, checked, parse, report
+from harness.matrix_words import Entry
 from harness.records import Cell, Outcome, RunInfo, Status, Verdict
 
 RUNNER_SETTING = "VLLM_USE_V2_MODEL_RUNNER"
@@ -39,14 +40,21 @@ def _as_specifier(text: str) -> str:
 
 
 class IssueEntry(Entry):
-    """One entry of `issues`. `cell`: a glob of cell ids. `vllm`: versions that have it, as pip writes ranges."""
+    """One entry of `issues`, a red cell that is known upstream: it is reported as `known` and does not fail the run.
+    Once it is green it is `fixed`, and its entry should go. The outcome in the report stays what it was."""
 
     cell: str = Field(min_length=1)
+    """A glob of cell ids."""
     vllm: Annotated[str, Field(min_length=1), AfterValidator(_as_specifier)]
+    """The versions that have it, as pip writes ranges."""
     runner: Literal["V1", "V2", "any"]
+    """The model runner: VLLM_USE_V2_MODEL_RUNNER of the engine."""
     outcome: RedOutcome
+    """The red outcome; red with another one still fails the run."""
     link: str = Field(pattern=r"^https://[^\s]+$")
+    """Where it is known."""
     why: str = Field(min_length=1)
+    """One sentence: what happens."""
 
 
 class IssuesFile(Entry):

@@ -6,17 +6,8 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from harness.matrix_file import (
-    WORD_PATTERN,
-    WORD_RULE,
-    AnyKind,
-    CellsEntry,
-    FaultEntry,
-    Location,
-    Problem,
-    WorkloadEntry,
-    choose,
-)
+from harness.matrix_file import Location, Problem, choose
+from harness.matrix_words import WORD_PATTERN, WORD_RULE, AnyKind, CellsEntry, FaultEntry, WorkloadEntry
 from harness.process_kinds import OF_PREFILL, ProcessKind
 from harness.records import BASELINE, PromptSpec
 from harness.storage_kinds import LONE, OF_WHOLE_VOLUME, StorageKind

@@ -1,4 +1,4 @@
-"""The words of a matrix file, and how its YAML is read: every mistake becomes a Problem with path and line.
+"""How the YAML of a matrix file is read: every mistake becomes a Problem with path and line.
 
 `plan.py` calls `parse` and `checked`, adds problems of its own, and hands all of them to `report`.
 """
@@ -11,181 +11,19 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import TypeVar
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError, ValidationInfo
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from harness.errors import UsageError
-from harness.process_kinds import ProcessKind
-from harness.storage_kinds import StorageKind
-from services.faults import ALWAYS, SELECTOR_NAMES, BlockSelector, FaultKind
+from harness.matrix_words import NESTED, RULES
 
 Location = tuple[str | int, ...]
 """Where in the file: keys, and list indices counted from 0."""
 
-WORD_PATTERN = r"^[a-z0-9]+(-[a-z0-9]+)*$"
-WORD_RULE = "lower-case letters, digits and single dashes"
-
-RULES = {
-    "name": WORD_RULE,
-    "report": "such as vllm#19329 or owner/repository#7",
-    "link": "an https address, such as https://github.com/vllm-project/vllm/issues/19329",
-}
-"""What the pattern of a field means."""
-
-AnyKind = FaultKind | StorageKind | ProcessKind
-
-KINDS: Mapping[str, AnyKind] = {kind.value: kind for kind in (*FaultKind, *StorageKind, *ProcessKind)}
-"""Every kind of fault; the kind tells at which layer it strikes."""
-
-Item = TypeVar("Item")
 Model = TypeVar("Model", bound=BaseModel)
-
-
-def _as_tuple(value: object) -> object:
-    return tuple(value) if isinstance(value, list | tuple) else (value,)
-
-
-def _as_selector(value: object) -> BlockSelector:
-    if isinstance(value, str) and value in SELECTOR_NAMES:
-        return value
-    indices = value if isinstance(value, list) else [value]
-    if indices and all(type(index) is int and index >= 0 for index in indices):
-        return tuple(sorted(set(indices)))
-    choices = f"{', '.join(SELECTOR_NAMES)}, a block index counted from 0, or [[0, 2]] for blocks 0 and 2 together"
-    raise PydanticCustomError("choice", "{value} names no blocks", {"value": repr(value), "choices": choices})
-
-
-def _as_kind(value: object) -> AnyKind:
-    if isinstance(value, str) and value in KINDS:
-        return KINDS[value]
-    raise PydanticCustomError("enum", "unknown kind", {"expected": ", ".join(KINDS)})
-
-
-def _as_engine(value: object, info: ValidationInfo) -> str:
-    """The file is validated with the names of all engines as its context."""
-    engines: tuple[str, ...] = info.context or ()
-    if isinstance(value, str) and value in engines:
-        return value
-    raise PydanticCustomError("enum", "unknown engine", {"expected": ", ".join(engines)})
-
-
-def _as_times(value: object) -> object:
-    return ALWAYS if value == "always" else value
-
-
-Axis = Annotated[tuple[Item, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
-"""One value, or a list of values that each give cells of their own."""
-
-Names = Annotated[tuple[str, ...], BeforeValidator(_as_tuple)]
-"""One name or a list of names that belong together."""
-
-Blocks = Annotated[BlockSelector, BeforeValidator(_as_selector)]
-Times = Annotated[int, BeforeValidator(_as_times), Field(ge=1)]
-Kind = Annotated[AnyKind, PlainValidator(_as_kind)]
-EngineName = Annotated[str, PlainValidator(_as_engine)]
-Word = Annotated[str, Field(pattern=WORD_PATTERN)]
-
-
-class Entry(BaseModel):
-    """A mapping of the file: unknown keys are mistakes, and nothing is converted silently."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-
-class IncludeEntry(Entry):
-    """Cells and prompts of another matrix file in the same folder, by its name without `.yaml`: the cells that match
-    any glob of `only` and none of `without`, and every prompt."""
-
-    matrix: Word
-    only: Names = ("*",)
-    without: Names = ()
-
-
-class MatrixFile(Entry):
-    """The top of the file; prompts and cells are checked one by one, so that all their mistakes are found."""
-
-    schema_version: Literal[1] = Field(alias="schema")
-    name: Word
-    include: list[IncludeEntry] = []
-    prompts: dict[str, object] = {}
-    cells: list[object] = []
-
-
-class RepeatEntry(Entry):
-    """`text`, `count` times."""
-
-    text: str = Field(min_length=1)
-    count: int = Field(ge=1, le=100_000)
-
-
-class PromptEntry(Entry):
-    """As records.PromptSpec; `repeat` comes before `text`."""
-
-    text: str = Field(min_length=1)
-    repeat: RepeatEntry | None = None
-    token_count: int = Field(0, ge=0)
-    secret: str = ""
-    share_with: str = ""
-    shared_blocks: int = Field(0, ge=0)
-    chat: bool = False
-    unstored: bool = False
-
-
-class FaultEntry(Entry):
-    """As services.faults.Fault, storage_kinds.StorageFault or process_kinds.ProcessFault, with lists as axes; None: not
-    given."""
-
-    kind: Axis[Kind] = (FaultKind.NONE,)
-    blocks: Axis[Blocks] | None = None
-    times: Axis[Times] | None = None
-    delay_s: Axis[Annotated[float, Field(gt=0)]] | None = None
-
-
-class WorkloadEntry(Entry):
-    """Which requests a cell sends, and when. `fellows`: more victims, sent with the first and broken in the same way.
-    `ahead`, `late`, `then`: requests that are sent before the victim, during its repair, and after its client has
-    gone; `bystander_deadline_s` is for `bystanders`."""
-
-    kind: Literal["single", "mix", "twin", "late", "group"] = "single"
-    victim: Axis[str]
-    fellows: Names = ()
-    ahead: Names = ()
-    sharers: Names = ()
-    bystanders: Names = ()
-    late: Names = ()
-    then: Names = ()
-    gives_up: Literal["loading", "repair"] | None = None
-    preempts: bool = False
-    bystander_deadline_s: float = Field(0, ge=0, le=3600)
-    stream: Axis[bool] = (False,)
-    api: Axis[Literal["completions", "chat"]] = ("completions",)
-
-
-class CellsEntry(Entry):
-    """One entry of `cells`: a cell per combination of its axes; None: derived from the rest."""
-
-    why: str = Field(min_length=1)
-    name: Word | None = None
-    report: str = Field("", pattern=r"^([\w.-]+(/[\w.-]+)?#\d+)?$")
-    engine: Axis[EngineName]
-    load: Axis[Literal["sync", "async"]]
-    fault: FaultEntry = FaultEntry()
-    workload: WorkloadEntry
-    expect: Literal["loaded", "recovered", "failed-cleanly", "caught"] | None = None
-    max_tokens: int = Field(8, ge=1)
-    deadline_s: float = Field(60.0, gt=0, le=3600)
-    control: bool | None = None
-
-
-NESTED: Mapping[str, type[Entry]] = {
-    "fault": FaultEntry,
-    "workload": WorkloadEntry,
-    "repeat": RepeatEntry,
-    "include": IncludeEntry,
-}
 
 
 @dataclass(frozen=True)

@@ -16,19 +16,12 @@ from harness.controls import controls_of, undisturbed
 from harness.errors import UsageError
 from harness.expansion import Engines, expand
 from harness.matrix_checks import entry_problems, prompt_problems
-from harness.matrix_file import (
-    CellsEntry,
-    IncludeEntry,
-    Location,
-    MatrixFile,
-    Problem,
-    PromptEntry,
-    checked,
-    choose,
-    parse,
-    report,
-)
+from harness.matrix_file import Location, Problem, checked, choose, parse, report
+from harness.matrix_words import CellsEntry, IncludeEntry, MatrixFile, PromptEntry
 from harness.records import Cell, Plan, PromptSpec
+
+MATRIX_FOLDER = Path(__file__).parent / "matrix"
+"""The matrices that ship; another file may include them wherever it lies."""
 
 
 def load_plan(path: Path, engines: Engines) -> Plan:
@@ -123,16 +116,26 @@ def _included(
     prompts: dict[str, PromptSpec] = {}
     for index, entry in enumerate(entries):
         at = ("include", index, "matrix")
-        other = path.parent / f"{entry.matrix}.yaml"
+        other = _matrix_file(entry.matrix, path.parent)
         if other in (*including, path):
             problems.append(Problem(f"{entry.matrix} includes this file", at, "a matrix cannot include itself"))
         elif not other.is_file():
-            near = choose(entry.matrix, sorted(file.stem for file in path.parent.glob("*.yaml")))
-            problems.append(Problem(f"no matrix {entry.matrix!r} beside this file", at, near))
+            near = choose(entry.matrix, sorted({file.stem for file in _matrix_files(path.parent)}))
+            problems.append(Problem(f"no matrix {entry.matrix!r} beside this file, and none ships", at, near))
         else:
             plan = _load(other, engines, (*including, path))
             problems += _take(plan, entry, cells, prompts, ("include", index))
     return _Included(cells, prompts)
+
+
+def _matrix_file(name: str, folder: Path) -> Path:
+    """The file of a matrix in `folder` or, where it has none, among those that ship."""
+    beside, shipped = (place / f"{name}.yaml" for place in (folder, MATRIX_FOLDER))
+    return shipped if shipped.is_file() and not beside.is_file() else beside
+
+
+def _matrix_files(folder: Path) -> Iterator[Path]:
+    return (file for place in (folder, MATRIX_FOLDER) for file in place.glob("*.yaml"))
 
 
 def _take(

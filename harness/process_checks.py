@@ -7,17 +7,12 @@ journal, in which the order of the lines counts and not their times, and by what
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
+from harness.case import Blocks, Case
 from harness.process_kinds import ProcessFault, ProcessKind, save_tag
 from harness.records import NOTHING, Completion, Damage, Finding, Outcome, RequestRecord, Role, VolumeFile
 from services.journal import Event, EventName
 from services.store import TEMPORARY_SUFFIX
-
-if TYPE_CHECKING:
-    from harness.checks import Case
-
-Blocks = tuple[int, ...]
 
 OF_ENGINE = (EventName.ENGINE_EXITED, EventName.ENGINE_PAUSED, EventName.ENGINE_RESUMED, EventName.ENGINE_READY)
 KILLED = (EventName.HELD, EventName.ENGINE_EXITED, EventName.ENGINE_READY)

@@ -219,9 +219,21 @@ class _Engine:
         wait_until(lambda: journal.has(EventName.HELD) or over(), HELD_DEADLINE_S, POLL_S)
         if not journal.has(EventName.HELD):
             return False
-        self._lever(KILL_ENGINE if self._fault.kills else PAUSE_ENGINE)
-        self._await(journal, EventName.ENGINE_EXITED if self._fault.kills else EventName.ENGINE_PAUSED)
+        if self._fault.kills:
+            self._lever(KILL_ENGINE)
+            self._await(journal, EventName.ENGINE_EXITED)
+        else:
+            self._pause(journal)
         return True
+
+    def _pause(self, journal: Tail) -> None:
+        """Nobody would resume an engine whose pause was not confirmed in time."""
+        self._lever(PAUSE_ENGINE)
+        try:
+            self._await(journal, EventName.ENGINE_PAUSED)
+        except StackError:
+            self._lever(RESUME_ENGINE)
+            raise
 
     def revive(self, journal: Tail) -> None:
         """Have an engine that was struck serve again."""

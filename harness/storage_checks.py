@@ -8,17 +8,12 @@ without a word is what these cells look for.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from harness.case import Blocks, Case
 from harness.oracles import shared_bad_block, shared_block_count, victim_of
 from harness.records import Damage, Finding, Prompt, RequestRecord, Role
 from harness.storage_kinds import HELD, REASONS, SAVE_ERRORS, SLOW_READ_S, UNSAVED, StorageFault, StorageKind
 from services.journal import EventName
-
-if TYPE_CHECKING:
-    from harness.checks import Case
-
-Blocks = tuple[int, ...]
 
 
 def damage_done(case: Case) -> Iterator[Finding]:

@@ -173,6 +173,16 @@ def test_filters_narrow_the_list_and_dim_the_picture(page: Page) -> None:
     assert len(page.shown()) == len(cells())
 
 
+def test_a_dimmed_cell_of_the_picture_can_be_looked_at_all_the_same(page: Page) -> None:
+    page.one(".statuses .fail").click()
+    page.one(".tile.out").click()
+    first = cells()[0].id
+    assert page.focused == first
+    assert first in page.opened()
+    assert page.is_in_view(f"#cell-{first} .why")
+    assert len(page.shown()) == len(cells())
+
+
 def test_search_finds_words_anywhere_in_a_story(page: Page) -> None:
     page.search("PARTIAL(6)  decode-fail")
     assert page.shown() == ["fail-report-sync-last", "fail-report-async-last"]

@@ -57,6 +57,16 @@ def test_chosen_cells_and_only_the_prompts_that_they_use(tmp_path: Path) -> None
     assert (ids(plan), [spec.id for spec in plan.prompts]) == ([FIRST], ["library"])
 
 
+def test_a_matrix_that_ships_is_found_from_any_folder(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, "include: [{matrix: example, only: recompute-delay-sync}]")
+    assert ids(plan) == ["recompute-delay-sync"]
+
+
+def test_a_file_beside_this_one_goes_before_one_that_ships(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, "include: [{matrix: example}]", example=BASE)
+    assert ids(plan) == [CONTROL, FIRST, LAST]
+
+
 def test_own_cells_use_the_prompts_of_the_other_file(tmp_path: Path) -> None:
     own = "cells: [{why: Mine., engine: decode-recompute, load: async, workload: {victim: library}}]"
     plan = plan_of(tmp_path, f"include: [{{matrix: base, only: {CONTROL}}}]\n{own}")
@@ -76,12 +86,13 @@ def test_the_first_of_two_controls_does_for_both(tmp_path: Path) -> None:
     [
         (
             "include: [{matrix: bas}]",
-            "no matrix 'bas' beside this file @ include.0.matrix (line 3; did you mean base? ",
+            "no matrix 'bas' beside this file, and none ships @ include.0.matrix (line 3; did you mean base? ",
         ),
         (
             "include: [{matrix: top}]",
             "top includes this file @ include.0.matrix (line 3; a matrix cannot include itself)",
         ),
+        ("include: [{matrix: Base}]", "'Base' does not fit @ include.0.matrix (line 3; lower-case letters, digits"),
         ("include: [{matrix: base, only: zzz}]", "no cell of base matches 'zzz'; the nearest are fail-none-sync, "),
         ("include: [{matrix: base, without: zzz}]", "no cell of base matches 'zzz'; the nearest are fail-none-sync, "),
         ("include: [{matrix: base}, {matrix: base}]", f"a second cell {FIRST} @ include.1 (line 3; leave it out"),

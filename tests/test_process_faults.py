@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
-from harness.errors import LeverMissing
+from harness import process_faults
+from harness.errors import LeverMissing, StackError
 from harness.process_faults import ProcessFaults
 from harness.process_kinds import ProcessKind
 from harness.records import NOTHING, Cell, Completion, Prompt
@@ -16,6 +18,7 @@ from harness.runner import PREFILL
 from harness.stack import AttachStack
 from services.faults import LoadControl
 from services.journal import EventName, journal_path, read_events
+from services.signals import PAUSE_ENGINE, RESUME_ENGINE
 from tests.process_builders import process_cell
 from tests.simulated_processes import Failing, SignalledStack, mortal_stack
 from tests.simulated_requests import BLOCK_SIZE, tokenize
@@ -91,6 +94,21 @@ def test_a_paused_engine_goes_on_whatever_happens(bench: Bench) -> None:
         raise ZeroDivisionError
     assert bench.names()[-3:-1] == [EventName.ENGINE_RESUMED, EventName.SAVED]
     assert bench.saved().status_code == 200
+
+
+def test_a_pause_that_is_not_confirmed_is_taken_back(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[signal.Signals] = []
+
+    def send(number: signal.Signals) -> None:
+        sent.append(number)
+        if number != PAUSE_ENGINE:
+            bench.stack.engines[PREFILL].signal(number)
+
+    monkeypatch.setattr(process_faults, "STRUCK_DEADLINE_S", 0.2)
+    monkeypatch.setattr(bench.stack, "lever", lambda _: send)
+    with pytest.raises(StackError, match="no engine_paused"), bench.faults.struck(PAUSED, PROMPT, KEYS):
+        pass
+    assert sent == [PAUSE_ENGINE, RESUME_ENGINE]
 
 
 def test_a_block_beyond_the_prompt_strikes_nobody(bench: Bench) -> None:

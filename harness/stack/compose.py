@@ -86,7 +86,7 @@ class ComposeStack(Stack):
         if self.in_compose and not DOCKER_SOCKET.exists():
             raise LeverMissing(
                 f"{service}: to kill or pause an engine the harness container needs the Docker socket: "
-                "compose.process-faults.yaml gives it (see README)"
+                "compose.process-faults.yaml gives it (docs/own-services.md)"
             )
         self._containers = self._containers or self._find_containers()
         container = self._containers[service]
