@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 from harness.process_kinds import ProcessKind
 from harness.records import Cell, Outcome, Report, Status, Verdict
 
-SOON_S = 1.0
+SOON_S = 2.0
 
 Verdicts = tuple[Outcome, Status]
 
