@@ -31,6 +31,7 @@ class Stage:
     sent: dict[int, threading.Event] = field(default_factory=lambda: {i: threading.Event() for i in range(4)})
     answers: dict[int, threading.Event] = field(default_factory=lambda: {i: threading.Event() for i in range(4)})
     left: list[int] = field(default_factory=list)
+    has_left: threading.Event = field(default_factory=threading.Event)
 
     def write(self, name: EventName) -> None:
         self.events.append(Event(name, "decode-recompute", 0.0, request="victim"))
@@ -44,6 +45,7 @@ class Stage:
 
     def _leave(self, index: int) -> None:
         self.left.append(index)
+        self.has_left.set()
         self.answers[index].set()
 
 
@@ -113,6 +115,7 @@ def test_a_client_leaves_at_its_moment_after_who_is_sent_then(stage: Stage) -> N
     assert stage.left == []
     stage.write(EventName.REPORTED)
     assert stage.sent[1].wait(WAIT_S)
+    assert stage.has_left.wait(WAIT_S)
     running.finish()
     assert (stage.order, stage.left) == ([0, 1], [0])
 
