@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import combinations, takewhile
+from operator import eq
 
 from harness.records import Completion, Difference, OracleKind, OracleRun, Prompt, TokenChoice
 
@@ -76,12 +77,8 @@ def compare(
     Of an answer that was cut off, by its deadline or by its client, what came must be how an oracle begins.
     """
     if got.timed_out or got.gave_up:
-        if not got.token_ids:
-            return Comparison(True, "no token came")
         begun = [(f"the beginning of {name}", _beginning(oracle, got)) for name, oracle in oracles]
-        return (
-            _closest(request, got, begun, band) if got.token_ids else Comparison(True, "no token before the deadline")
-        )
+        return _closest(request, got, begun, band) if got.token_ids else Comparison(True, "no token came")
     problem = answer_problem(got, prompt)
     return Comparison(False, problem) if problem else _closest(request, got, oracles, band)
 
@@ -104,6 +101,11 @@ def failed_cleanly(got: Completion, *, stream: bool) -> bool:
     if got.timed_out or got.broken_off or got.text or got.token_ids or got.finish_reason not in ("", "error"):
         return False
     return 500 <= got.status_code < 600 or (stream and got.status_code == 200 and got.error != "")
+
+
+def common_count(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many leading token ids are the same in both."""
+    return sum(takewhile(bool, map(eq, one, other)))
 
 
 def _beginning(oracle: Completion, got: Completion) -> Completion:
@@ -135,7 +137,7 @@ def _compare_one(request: str, got: Completion, name: str, oracle: Completion, b
 def _difference(request: str, got: Completion, name: str, oracle: Completion, band: float) -> Difference | None:
     if got.token_ids == oracle.token_ids:
         return None
-    index = _common_count(got, oracle)
+    index = common_count(got.token_ids, oracle.token_ids)
     expected_top, got_top = _top(oracle, index), _top(got, index)
     expected_id, got_id = _token(oracle, index), _token(got, index)
     return Difference(
@@ -157,8 +159,10 @@ def _difference(request: str, got: Completion, name: str, oracle: Completion, ba
 def _is_tie(top: tuple[TokenChoice, ...], tokens: set[int], band: float) -> bool:
     """Whether all these tokens are among the top, at most `band` nats behind the leader."""
     logprobs = {choice.token_id: choice.logprob for choice in top}
-    least = max(logprobs.values(), default=0.0) - band - LOGPROB_ROUNDING
-    return all(token in logprobs and logprobs[token] >= least for token in tokens)
+    if not tokens <= logprobs.keys():
+        return False
+    least = max(logprobs.values()) - band - LOGPROB_ROUNDING
+    return all(logprobs[token] >= least for token in tokens)
 
 
 def _same_question(a: OracleRun, b: OracleRun) -> bool:
@@ -167,18 +171,12 @@ def _same_question(a: OracleRun, b: OracleRun) -> bool:
 
 def _drifts(a: Completion, b: Completion) -> Iterator[float]:
     """Log-probability differences of tokens that lead in both, where both had the same tokens before."""
-    for index in range(_common_count(a, b)):
+    for index in range(common_count(a.token_ids, b.token_ids)):
         leaders = {choice.token_id: choice.logprob for choice in _top(a, index)[:2]}
         for choice in _top(b, index)[:2]:
             drift = abs(choice.logprob - leaders.get(choice.token_id, math.nan))
             if math.isfinite(drift):
                 yield drift
-
-
-def _common_count(a: Completion, b: Completion) -> int:
-    pairs = zip(a.token_ids, b.token_ids, strict=False)
-    shorter = min(len(a.token_ids), len(b.token_ids))
-    return next((index for index, (one, other) in enumerate(pairs) if one != other), shorter)
 
 
 def _token(completion: Completion, index: int) -> int:

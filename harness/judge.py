@@ -65,11 +65,9 @@ def to_run_again(
     """The cells that were run and are neither green nor skipped, each by itself: what is wrong with the controls of
     others is not a reason."""
     verdicts = _by_themselves(cells, prompts, oracle_runs, observations, block_size, dtype)
-    ran = {observation.cell_id for observation in observations}
-    fine = (Status.PASS, Status.SKIPPED)
-    return tuple(
-        cell for cell, verdict in zip(cells, verdicts, strict=True) if cell.id in ran and verdict.status not in fine
-    )
+    fine = {verdict.cell_id for verdict in verdicts if verdict.status in (Status.PASS, Status.SKIPPED)}
+    again = {observation.cell_id for observation in observations} - fine
+    return tuple(cell for cell in cells if cell.id in again)
 
 
 def _by_themselves(
@@ -233,7 +231,7 @@ def _with_controls(cells: Sequence[Cell], verdicts: Sequence[Verdict]) -> tuple[
     A red verdict stays red, and a cell that was not run stays so; a control is not doubted on its own account.
     """
     by_id = {verdict.cell_id: verdict for verdict in verdicts}
-    return tuple(_with_control(c, v, _doubts(c, cells, by_id)) for c, v in zip(cells, verdicts, strict=True))
+    return tuple(_with_control(cell, by_id[cell.id], _doubts(cell, cells, by_id)) for cell in cells)
 
 
 def _with_control(cell: Cell, verdict: Verdict, doubts: tuple[str, ...]) -> Verdict:

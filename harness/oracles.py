@@ -9,8 +9,8 @@ any fault.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import takewhile
 
+from harness.comparison import common_count
 from harness.records import Cell, OracleKey, OracleKind, PlannedRequest, Prompt, Role
 from services.faults import Fault, FaultKind, LoadMode, select
 
@@ -96,9 +96,7 @@ def shared_bad_block(cell: Cell, request: PlannedRequest, prompts: Mapping[str, 
 
 def shared_block_count(one: Prompt, other: Prompt, block_size: int) -> int:
     """Whole leading blocks of `block_size` tokens that are the same in both prompts and can be loaded in both."""
-    pairs = zip(one.token_ids, other.token_ids, strict=False)
-    same_token_count = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-    return min(same_token_count // block_size, one.full_block_count, other.full_block_count)
+    return min(common_count(one.token_ids, other.token_ids) // block_size, one.full_block_count, other.full_block_count)
 
 
 def oracle_name(key: OracleKey) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
 
 from harness import storage_checks
 from harness.case import AFTERWARDS, Blocks, Case, counted, listed
@@ -194,7 +195,7 @@ def oracles_agree(case: Case) -> Iterator[Finding]:
     """
     for prompt_id in dict.fromkeys(request.prompt_id for request in case.cell.requests):
         loaded, computed = (case.oracles.get(key(case.cell, prompt_id), ())[:1] for key in (reuse, recompute))
-        for a, b in zip(loaded, computed, strict=False):
+        for a, b in product(loaded, computed):
             ok = _begin_alike(a.completion, b.completion) and _know_alike(a.completion, b.completion, case, prompt_id)
             got, expected = a.completion.text[:SHOWN_CHARS], b.completion.text[:SHOWN_CHARS]
             yield Finding("oracles-agree", ok, f"reuse and recompute of {prompt_id}", expected=expected, got=got)

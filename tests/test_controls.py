@@ -50,6 +50,12 @@ def test_the_same_requests_without_the_fault_back_a_cell(broken: Cell) -> None:
     assert undisturbed(broken, (broken, QUIET)) == (QUIET,)
 
 
+def test_two_requests_are_enough_to_be_backed_and_one_is_not() -> None:
+    for count, backed in ((2, True), (1, False)):
+        broken, quiet = (replace(of, requests=of.requests[:count]) for of in (MIX, QUIET))
+        assert undisturbed(broken, (broken, quiet)) == ((quiet,) if backed else ())
+
+
 @pytest.mark.parametrize(
     "other",
     [

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from harness.comparison import NO_TOKEN, NOISE_CEILING, NOISE_FLOOR, noise_band
+from harness.comparison import LOGPROB_ROUNDING, NO_TOKEN, NOISE_CEILING, NOISE_FLOOR, noise_band
 from harness.judge import cell_judge, exit_code, judge, to_run_again
 from harness.records import (
     Cell,
@@ -1514,7 +1514,7 @@ class TestNearTies:
     def test_a_gap_as_wide_as_the_band_is_within_it(self) -> None:
         answer = swapped(whole(REUSE), self.INDEX, 0.0)
         lead, second, third = answer.top[self.INDEX]
-        edge = (replace(lead, logprob=0.0), replace(second, logprob=-NOISE_FLOOR), third)
+        edge = (replace(lead, logprob=0.0), replace(second, logprob=0.0 - NOISE_FLOOR - LOGPROB_ROUNDING), third)
         top = (*answer.top[: self.INDEX], edge, *answer.top[self.INDEX + 1 :])
         assert self.verdict(replace(answer, top=top), gap=0.0, noise=0.0).outcome is Outcome.LOADED
 
@@ -1530,7 +1530,7 @@ class TestNearTies:
         """Whether it is a near tie when the answer has the second token of the oracle's list, each with these
         log-probabilities."""
         ids = tuple(choice.token_id for choice in whole(REUSE).top[self.INDEX])
-        tops = [tuple(TokenChoice(i, p) for i, p in zip(ids, logprobs, strict=True)) for logprobs in (expected, got)]
+        tops = [tuple(TokenChoice(i, p) for i, p in zip(ids, logprobs, strict=False)) for logprobs in (expected, got)]
         lists = [(*whole(REUSE).top[: self.INDEX], t, *whole(REUSE).top[self.INDEX + 1 :]) for t in tops]
         token_ids = (*whole(REUSE).token_ids[: self.INDEX], ids[1], 7)
         cells = (*controls_of(MIX), MIX, NO_FAULT_MIX)
@@ -1547,6 +1547,9 @@ class TestNearTies:
         assert not self.of_lists((-1.0, -1.0014, -1.0002), (-1.0004, -1.0002, -1.0))
         assert not self.of_lists((-1.0, -1.0004, -1.0002), (-1.0014, -1.0002, -1.0))
         assert not self.of_lists((-1.0, -1.0004, -1.0002), (-1.0004, -1.0014, -1.0))
+
+    def test_lists_may_have_just_these_two(self) -> None:
+        assert self.of_lists((-1.0, -1.0), (-1.0, -1.0))
 
     def test_two_steps_of_a_coarse_dtype_are_a_tie(self) -> None:
         """Lists seen on an H200 in bfloat16, with two and with three leaders."""
@@ -2030,6 +2033,31 @@ def test_loaded_kv_that_does_not_know_the_secret_proves_nothing() -> None:
     runs = altered_oracles(cells, OracleKind.RECOMPUTE, text=f"it is {PROMPTS['victim'].secret}, of course")
     verdict = judged_with(runs, cells, [observation(c) for c in cells])
     assert (verdict.outcome, "oracles-agree" in broken_checks(verdict)) == (Outcome.UNPROVEN, True)
+
+
+@pytest.mark.parametrize("kind", [OracleKind.REUSE, OracleKind.RECOMPUTE])
+@pytest.mark.parametrize(
+    ("changes", "agree"), [({"top": ()}, True), ({"token_ids": ()}, False), ({"token_ids": (1, 2), "top": ()}, False)]
+)
+def test_oracles_without_tokens_or_leaders_agree_by_their_first_tokens(
+    kind: OracleKind, changes: dict[str, object], agree: bool
+) -> None:
+    one = cell(NONE)
+    verdict = judged_with(altered_oracles((one,), kind, **changes), (one,), [observation(one)])
+    assert ("oracles-agree" not in broken_checks(verdict)) == agree
+
+
+@pytest.mark.parametrize("kind", [OracleKind.REUSE, OracleKind.RECOMPUTE])
+@pytest.mark.parametrize(
+    ("token_id", "leaders", "agree"), [(1001, (1001, 1000), True), (1001, (1001, 1002), False), (9, (9, 1000), False)]
+)
+def test_the_first_tokens_of_two_oracles_have_to_be_leaders_in_both(
+    kind: OracleKind, token_id: int, leaders: tuple[int, ...], agree: bool
+) -> None:
+    one, first = cell(NONE), tuple(TokenChoice(leader, -1.0) for leader in leaders)
+    runs = altered_oracles((one,), kind, token_ids=(token_id,), top=(first,))
+    verdict = judged_with(runs, (one,), [observation(one)])
+    assert ("oracles-agree" not in broken_checks(verdict)) == agree
 
 
 def test_other_bytes_than_the_oracle_got_are_red() -> None:

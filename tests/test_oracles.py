@@ -16,6 +16,7 @@ from harness.oracles import (
     shared_bad_block,
     shared_block_count,
 )
+from harness.process_kinds import ProcessKind
 from harness.records import Cell, OracleKey, OracleKind, Role
 from harness.storage_kinds import StorageKind
 from services.faults import BlockSelector, Fault, FaultKind, LoadMode
@@ -30,6 +31,7 @@ from tests.builders import (
     cell,
     request,
 )
+from tests.process_builders import process_cell
 from tests.storage_builders import storage_cell
 
 ASYNC, SYNC = LoadMode.ASYNC, LoadMode.SYNC
@@ -160,6 +162,9 @@ def test_shared_blocks_are_whole_leading_and_loadable() -> None:
     assert shared_block_count(VICTIM, BYSTANDER, BLOCK_SIZE) == 0
     assert shared_block_count(VICTIM, VICTIM, BLOCK_SIZE) == BLOCK_COUNT
     assert shared_block_count(VICTIM, replace(VICTIM, full_block_count=2), BLOCK_SIZE) == 2
+    assert shared_block_count(replace(VICTIM, full_block_count=2), VICTIM, BLOCK_SIZE) == 2
+    shorter = replace(VICTIM, token_ids=VICTIM.token_ids[: 3 * BLOCK_SIZE])
+    assert shared_block_count(VICTIM, shorter, BLOCK_SIZE) == 3
     half = VICTIM.token_ids[: 2 * BLOCK_SIZE + 2] + BYSTANDER.token_ids[2 * BLOCK_SIZE + 2 :]
     assert shared_block_count(VICTIM, replace(VICTIM, token_ids=half), BLOCK_SIZE) == 2
     later = BYSTANDER.token_ids[:BLOCK_SIZE] + VICTIM.token_ids[BLOCK_SIZE:]
@@ -169,6 +174,15 @@ def test_shared_blocks_are_whole_leading_and_loadable() -> None:
 @pytest.mark.parametrize(("blocks", "first"), [("middle", 3), ((5, 2), 2), ((99,), None), ((), None)])
 def test_the_first_bad_block_of_damaged_files(blocks: BlockSelector, first: int | None) -> None:
     assert first_bad_block(storage_cell(StorageKind.ZEROED, blocks), VICTIM) == first
+
+
+@pytest.mark.parametrize("kind", [ProcessKind.DECODE_KILLED_LOADING, ProcessKind.DECODE_PAUSED_LOADING])
+def test_an_engine_that_is_struck_while_it_loads_spoils_no_block(kind: ProcessKind) -> None:
+    assert first_bad_block(process_cell(kind, "middle"), VICTIM) is None
+
+
+def test_files_that_are_only_slow_spoil_no_block() -> None:
+    assert first_bad_block(storage_cell(StorageKind.SLOW_READ, "middle"), VICTIM) is None
 
 
 def test_shared_bad_block_is_one_that_the_sharer_has() -> None:
@@ -208,10 +222,10 @@ def spare_keys(of: Cell) -> set[OracleKey]:
     return {OracleKey("sharer", OracleKind.RECOMPUTE)} if is_spare else set()
 
 
-def test_oracles_are_measured_with_the_max_tokens_of_the_cell() -> None:
+def test_oracles_are_measured_with_the_max_tokens_and_on_the_engine_that_the_cell_names() -> None:
     for of in (cell(NONE), cell(REPORT, "middle"), cell(SILENT)):
-        keys = needed((replace(of, max_tokens=3),), PROMPTS, BLOCK_SIZE)
-        assert {key.max_tokens for key in keys} == {3}
+        keys = needed((replace(of, max_tokens=3, oracle_engine="bare"),), PROMPTS, BLOCK_SIZE)
+        assert {(key.max_tokens, key.engine) for key in keys} == {(3, "bare")}
 
 
 @pytest.mark.parametrize(
