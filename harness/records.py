@@ -1,7 +1,7 @@
 """The types that cross the harness's modules; frozen, without logic.
 
 Direction of the data: matrix file -> Cell -> Observation -> Verdict -> report. Everything here can be written
-as JSON and read back (harness/storage.py).
+as JSON and read back (harness/run_folder.py).
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from harness.process_kinds import ProcessFault
-from harness.storage_kinds import StorageFault
+from harness.faults.process_kinds import ProcessFault
+from harness.faults.storage_kinds import StorageFault
 from services.faults import NO_FAULT, Fault, LoadMode
 from services.journal import Event
 

@@ -22,8 +22,8 @@ if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 try:
-    from harness.command_line import parse
-    from harness.commands import execute
+    from harness.cli.command_line import parse
+    from harness.cli.commands import execute
     from harness.errors import HarnessError
     from harness.report.console import OutputConsole
     from harness.report.view import visible

@@ -8,7 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from harness.oracles import BROKEN_KINDS, REPORTED_KINDS, acceptable, needed, oracle_block_count, shared_bad_block
+from harness.judging.oracles import (
+    BROKEN_KINDS,
+    REPORTED_KINDS,
+    acceptable,
+    needed,
+    oracle_block_count,
+    shared_bad_block,
+)
 from harness.records import (
     Cell,
     Completion,

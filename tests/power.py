@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Generic, TypeVar
 
-from harness.process_kinds import ProcessKind
+from harness.faults.process_kinds import ProcessKind
 from harness.records import Cell, Outcome, Report, Status, Verdict
 
 SOON_S = 2.0

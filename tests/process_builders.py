@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from harness.oracles import acceptable
-from harness.process_kinds import ProcessFault, ProcessKind, save_tag
+from harness.faults.process_kinds import ProcessFault, ProcessKind, save_tag
+from harness.judging.oracles import acceptable
 from harness.records import (
     Cell,
     Completion,

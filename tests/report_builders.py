@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import product
 
-from harness.judge import exit_code, judge
+from harness.judging.judge import exit_code, judge
 from harness.records import Cell, Completion, Observation, Report, Role, RunInfo, Timing, Versions
 from services.faults import FaultKind, LoadMode
 from tests import builders

@@ -16,7 +16,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from harness.records import Cell, Moment, Role
-from harness.runner import PREFILL
+from harness.running.runner import PREFILL
 from harness.stack import AttachStack
 from services.faults import NO_FAULT, FaultKind, LoadMode, parse_control
 from services.journal import EventName, Journal

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from harness.records import Cell, Role
-from harness.runner import PREFILL
+from harness.running.runner import PREFILL
 from harness.stack import AttachStack
 from harness.stack.base import Lever
 from services.faults import HoldPoint, LoadMode

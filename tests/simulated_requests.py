@@ -9,7 +9,7 @@ import hashlib
 import re
 from dataclasses import dataclass
 
-from harness.oracles import BROKEN_KINDS, LOST_KINDS
+from harness.judging.oracles import BROKEN_KINDS, LOST_KINDS
 from harness.records import Cell, Moment, PlannedRequest, Role
 from services.faults import LoadControl
 from tests.fake_server import Client

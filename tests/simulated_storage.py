@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.records import Cell, Role
-from harness.runner import PREFILL
+from harness.running.runner import PREFILL
 from harness.stack import AttachStack
 from services.faults import LoadMode
 from services.journal import EventName

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from harness.oracles import acceptable, recompute, shared_bad_block, shared_block_count
-from harness.process_kinds import save_tag
+from harness.faults.process_kinds import save_tag
+from harness.faults.storage_kinds import (
+    HELD,
+    LONE,
+    REASONS,
+    SAVE_ERRORS,
+    SLOW_READ_S,
+    UNSAVED,
+    StorageFault,
+    StorageKind,
+)
+from harness.judging.oracles import acceptable, recompute, shared_bad_block, shared_block_count
 from harness.records import (
     Cell,
     Completion,
@@ -18,16 +28,6 @@ from harness.records import (
     Role,
     VolumeFile,
     VolumeRecord,
-)
-from harness.storage_kinds import (
-    HELD,
-    LONE,
-    REASONS,
-    SAVE_ERRORS,
-    SLOW_READ_S,
-    UNSAVED,
-    StorageFault,
-    StorageKind,
 )
 from services.faults import BlockSelector, LoadMode
 from services.journal import Event, EventName

@@ -19,10 +19,10 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.wait import WebDriverWait
 
-from harness.phases import judge_again
 from harness.report import write_reports
 from harness.report.as_html import to_html
-from harness.storage import RunFolder
+from harness.run_folder import RunFolder
+from harness.running.phases import judge_again
 from tests.report_builders import cells, many_cells, run_report
 
 pytestmark = pytest.mark.browser

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from harness import client as client_module
-from harness.client import EngineClient, QueueState
-from harness.completions import Departure
 from harness.errors import BlocksHeld, HarnessError, StackError
 from harness.records import Completion, Prompt, TokenChoice
+from harness.running import client as client_module
+from harness.running.client import EngineClient, QueueState
+from harness.running.completions import Departure
 from services.faults import Fault, FaultKind, LoadControl, parse_control
 from tests import fake_server
 from tests.fake_server import FakeServer, hang, refuse, reply, reset, stream, trickle

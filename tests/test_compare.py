@@ -11,14 +11,14 @@ import pytest
 from markdown_it import MarkdownIt
 from rich.console import Console
 
-from harness import phases
-from harness.compare import CellChange, Kind, RunComparison, Setting, compare, stored
-from harness.plan import load_plan, select_cells
+from harness.planning.plan import load_plan, select_cells
 from harness.records import Completion, EngineInfo, OracleKey, OracleKind, OracleRun, Outcome, Report, Status, Versions
+from harness.report.compare import CellChange, Kind, RunComparison, Setting, compare, stored
 from harness.report.compare_formats import print_comparison, to_html, to_markdown
 from harness.report.compare_view import headline
+from harness.run_folder import RunFolder
 from harness.run_matrix import main
-from harness.storage import RunFolder
+from harness.running import phases
 from tests.engines import ENGINES
 from tests.simulated_engine import simulated_stack
 from tests.test_report import EVIL, cell_of, observation_of, report_of, verdict_of

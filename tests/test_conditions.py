@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from harness.conditions import differences, dtype_of, settings
 from harness.records import EngineInfo, RunInfo, Versions
+from harness.running.conditions import differences, dtype_of, settings
 
 VERSIONS = Versions("0.32.0", "2.13.0", "3.11.2", "model", "connector")
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from harness.controls import controls_of, load_modes, undisturbed
+from harness.faults.storage_kinds import StorageKind
+from harness.planning.controls import controls_of, load_modes, undisturbed
 from harness.records import Cell, Role
-from harness.storage_kinds import StorageKind
 from services.faults import FaultKind, LoadMode
 from tests.builders import cell, request
 from tests.storage_builders import storage_cell

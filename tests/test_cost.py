@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from harness.process_kinds import ProcessFault, ProcessKind
+from harness.faults.process_kinds import ProcessFault, ProcessKind
+from harness.faults.storage_kinds import StorageFault, StorageKind
 from harness.records import BASELINE, Cell, Completion, Moment, Observation, Report, Role
 from harness.report.as_html import to_html
 from harness.report.cost import CostTable, Measure, Series, Workload, costs
 from harness.report.cost_chart import chart
-from harness.storage_kinds import StorageFault, StorageKind
 from services.faults import Fault, FaultKind, LoadMode
 from services.journal import EventName
 from tests import builders

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from harness import phases
-from harness.plan import load_plan
+from harness.planning.plan import load_plan
 from harness.records import Outcome
-from harness.storage import RunFolder
+from harness.run_folder import RunFolder
+from harness.running import phases
 from tests.engines import ENGINES
 from tests.power import Case, surprises, with_soon_given_up
 from tests.simulated_processes import Failing, mortal_stack

@@ -21,10 +21,10 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 
-from harness.command_line import parse
-from harness.known_issues import IssueEntry
-from harness.matrix_words import KINDS, NESTED, CellsEntry, MatrixFile, PromptEntry
-from harness.plan import load_plan
+from harness.cli.command_line import parse
+from harness.judging.known_issues import IssueEntry
+from harness.planning.matrix_words import KINDS, NESTED, CellsEntry, MatrixFile, PromptEntry
+from harness.planning.plan import load_plan
 from harness.reference import pages
 from harness.reference.matrices import matrices
 from harness.run_matrix import main

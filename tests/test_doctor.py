@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from harness import doctor, doctor_docker, machine
-from harness.doctor import CHECKS, Check, Machine, State, examine
+from harness.cli import doctor, doctor_docker, machine
+from harness.cli.doctor import CHECKS, Check, Machine, State, examine
 from harness.run_matrix import main
 from harness.stack.definition import read_engines
 

@@ -44,8 +44,8 @@ def test_a_cell_takes_at_most_two_seconds(example: MatrixRun) -> None:
 
 
 def test_a_stored_run_is_judged_alike(example: MatrixRun) -> None:
-    from harness.phases import judge_again
-    from harness.storage import RunFolder
+    from harness.run_folder import RunFolder
+    from harness.running.phases import judge_again
 
     folder = RunFolder.open(example.folder)
     before = folder.load_verdicts()

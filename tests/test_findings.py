@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from harness.judge import judge
+from harness.faults.storage_kinds import StorageKind
+from harness.judging.judge import judge
 from harness.records import Cell, Completion, EngineState, Finding, Observation, Role, Verdict, VolumeFile
-from harness.storage_kinds import StorageKind
 from services.faults import FaultKind, LoadMode
 from services.journal import EventName
 from tests.builders import (

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import UsageError
-from harness.plan import load_plan
+from harness.planning.plan import load_plan
 from harness.records import Plan
 from tests.engines import ENGINES
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import services.journal
 from harness.errors import HarnessError
-from harness.journals import read_journal
+from harness.running.journals import read_journal
 from services.journal import Event, EventName, Journal, JournalDamaged, from_json, journal_path, read_events, to_json
 
 REPOSITORY = Path(services.journal.__file__).parents[1]

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from harness.comparison import LOGPROB_ROUNDING, NO_TOKEN, NOISE_CEILING, NOISE_FLOOR, noise_band
-from harness.judge import cell_judge, exit_code, judge, to_run_again
+from harness.judging.comparison import LOGPROB_ROUNDING, NO_TOKEN, NOISE_CEILING, NOISE_FLOOR, noise_band
+from harness.judging.judge import cell_judge, exit_code, judge, to_run_again
 from harness.records import (
     Cell,
     Completion,

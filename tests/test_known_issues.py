@@ -9,8 +9,8 @@ import pytest
 from packaging.specifiers import SpecifierSet
 
 from harness.errors import UsageError
-from harness.judge import exit_code
-from harness.known_issues import KnownIssue, load_known_issues, with_known_issues
+from harness.judging.judge import exit_code
+from harness.judging.known_issues import KnownIssue, load_known_issues, with_known_issues
 from harness.records import EngineInfo, Evidence, Outcome, RunInfo, Status, Verdict, Versions
 from services.faults import FaultKind
 from tests.builders import cell
@@ -180,7 +180,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 def test_the_shipped_list_is_in_order_and_names_cells_that_there_are() -> None:
     import fnmatch
 
-    from harness.plan import load_plan
+    from harness.planning.plan import load_plan
 
     matrices = [path for path in SHIPPED.parent.glob("*.yaml") if path != SHIPPED]
     cell_ids = [cell.id for path in matrices for cell in load_plan(path, ENGINES).cells]

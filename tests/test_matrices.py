@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.controls import controls_of
-from harness.plan import load_plan
+from harness.planning.controls import controls_of
+from harness.planning.plan import load_plan
 from harness.records import Cell, Plan
 from services.faults import FaultKind, LoadMode
 from tests.engines import ENGINES

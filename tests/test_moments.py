@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from harness.judge import judge
+from harness.judging.judge import judge
 from harness.records import (
     Cell,
     Completion,

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from harness.oracles import (
+from harness.faults.process_kinds import ProcessKind
+from harness.faults.storage_kinds import StorageKind
+from harness.judging.oracles import (
     acceptable,
     essential,
     first_bad_block,
@@ -16,9 +18,7 @@ from harness.oracles import (
     shared_bad_block,
     shared_block_count,
 )
-from harness.process_kinds import ProcessKind
 from harness.records import Cell, OracleKey, OracleKind, Role
-from harness.storage_kinds import StorageKind
 from services.faults import BlockSelector, Fault, FaultKind, LoadMode
 from tests.builders import (
     BLOCK_COUNT,

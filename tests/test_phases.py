@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from harness import phases
 from harness.errors import HarnessError, StackError, UsageError
-from harness.phases import Invocation
-from harness.plan import load_plan, select_cells
+from harness.planning.plan import load_plan, select_cells
 from harness.records import Cell, Outcome, Plan, Report, RunInfo, Status
 from harness.report import write_reports
 from harness.report.as_json import to_json
 from harness.report.view import again_words, rows
-from harness.storage import RunFolder
-from harness.watcher import Watcher
+from harness.run_folder import RunFolder
+from harness.running import phases
+from harness.running.phases import Invocation
+from harness.running.watcher import Watcher
 from tests.engines import ENGINES
 from tests.simulated_engine import simulated_stack
 from tests.ways_to_be_wrong import Wrong

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from harness.faults.storage_kinds import StorageFault, StorageKind
 from harness.records import Status
 from harness.report.picture import SIGNS, picture
 from harness.report.view import Row, rows
-from harness.storage_kinds import StorageFault, StorageKind
 from services.faults import FaultKind, LoadMode
 from tests import builders
 from tests.report_builders import cells, run_report

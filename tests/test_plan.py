@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from harness.errors import UsageError
-from harness.matrix_words import KINDS
-from harness.plan import load_plan, select_cells
+from harness.planning.matrix_words import KINDS
+from harness.planning.plan import load_plan, select_cells
 from harness.records import Cell, Moment, Outcome, Plan, PlannedRequest, PromptSpec, Role
 from services.faults import ALWAYS, BREACH_KINDS, Fault, FaultKind, LoadMode
 from tests.engines import ENGINES

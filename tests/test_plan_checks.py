@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from harness.errors import UsageError
-from harness.plan_checks import check_blocks, check_prompts
-from harness.process_kinds import ProcessKind
+from harness.faults.process_kinds import ProcessKind
+from harness.faults.storage_kinds import StorageKind
+from harness.planning.plan_checks import check_blocks, check_prompts
 from harness.records import Cell, Role
-from harness.storage_kinds import StorageKind
 from services.faults import Fault, FaultKind
 from tests.builders import BLOCK_COUNT, BLOCK_SIZE, PROMPTS, cell
 from tests.process_builders import process_cell

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from harness import phases, runner
-from harness.plan import load_plan, select_cells
+from harness.planning.plan import load_plan, select_cells
 from harness.records import Outcome, Plan, Report, Status
+from harness.run_folder import RunFolder
+from harness.running import phases, runner
 from harness.stack import AttachStack
-from harness.storage import RunFolder
 from services.faults import FaultKind
 from services.journal import EventName, Journal
 from tests.engines import ENGINES

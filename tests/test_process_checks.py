@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from harness.judge import judge
-from harness.process_kinds import ProcessKind, save_tag
+from harness.faults.process_kinds import ProcessKind, save_tag
+from harness.judging.judge import judge
 from harness.records import (
     Cell,
     Completion,

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from matrix_run import MatrixRun, matrix_run
 
-from harness.process_kinds import save_tag
-from harness.storage import RunFolder
+from harness.faults.process_kinds import save_tag
+from harness.run_folder import RunFolder
 from services.journal import EventName, journal_path, read_events
 
 pytestmark = pytest.mark.engine

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from harness import process_faults
 from harness.errors import LeverMissing, StackError
-from harness.process_faults import ProcessFaults
-from harness.process_kinds import ProcessKind
+from harness.faults import process_faults
+from harness.faults.process_faults import ProcessFaults
+from harness.faults.process_kinds import ProcessKind
 from harness.records import NOTHING, Cell, Completion, Prompt
-from harness.runner import PREFILL
+from harness.running.runner import PREFILL
 from harness.stack import AttachStack
 from services.faults import LoadControl
 from services.journal import EventName, journal_path, read_events

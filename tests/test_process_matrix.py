@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from harness.errors import UsageError
-from harness.oracles import acceptable, needed
-from harness.plan import load_plan
-from harness.process_kinds import OF_PREFILL, ProcessFault, ProcessKind
+from harness.faults.process_kinds import OF_PREFILL, ProcessFault, ProcessKind
+from harness.judging.oracles import acceptable, needed
+from harness.planning.plan import load_plan
 from harness.records import OracleKey, OracleKind, Outcome, Role
 from services.faults import NO_FAULT, FaultKind, HoldPoint, LoadMode
 from tests.builders import BLOCK_COUNT, BLOCK_SIZE, PROMPTS, request

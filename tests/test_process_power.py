@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from harness import client, phases, runner
-from harness.plan import load_plan, select_cells
+from harness.planning.plan import load_plan, select_cells
 from harness.records import Cell, Plan, Report
-from harness.storage import RunFolder
+from harness.run_folder import RunFolder
+from harness.running import client, phases, runner
 from tests.engines import ENGINES
 from tests.power import (
     CRASHED,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from matrix_run import matrix_run
 
-from harness.storage import RunFolder
+from harness.run_folder import RunFolder
 
 pytestmark = pytest.mark.engine
 

@@ -22,6 +22,7 @@ from junitparser import JUnitXml
 from markdown_it import MarkdownIt
 from rich.console import Console
 
+from harness.faults.storage_kinds import StorageFault, StorageKind
 from harness.records import (
     Cell,
     Completion,
@@ -63,7 +64,6 @@ from harness.report.as_junit import to_junit
 from harness.report.as_markdown import SUMMARY_CHARS_MAX, code, to_markdown
 from harness.report.progress import LineProgress
 from harness.report.view import broken_words, difference_words, fault_words, repeat_command, text_diff, visible
-from harness.storage_kinds import StorageFault, StorageKind
 from services.faults import ALWAYS, NO_FAULT, Fault, FaultKind
 from services.journal import Event, EventName
 from tests import builders

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.command_line import COMMANDS, RunOptions, parse
+from harness.cli.command_line import COMMANDS, RunOptions, parse
+from harness.run_folder import RunFolder
 from harness.run_matrix import main
-from harness.storage import RunFolder
 
 ROOT = Path(__file__).resolve().parents[1]
 

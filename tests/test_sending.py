@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from harness import sending
-from harness.completions import Departure
 from harness.records import Completion, Moment, PlannedRequest, RequestRecord, Role
-from harness.sending import Cues, send_all
+from harness.running import sending
+from harness.running.completions import Departure
+from harness.running.sending import Cues, send_all
 from services.faults import LoadMode
 from services.journal import Event, EventName
 from tests.builders import cell

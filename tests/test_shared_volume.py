@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness.held_files import holding
+from harness.faults.held_files import holding
 from services.faults import LoadMode
 from services.journal import EventName, Journal, read_events
 from services.store import BlockStore, Shard, block_keys, root_key

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 
 from harness import records
 from harness.errors import HarnessError, UsageError
-from harness.storage import RunFolder, dumps, loads, new_run_id, write_text
+from harness.run_folder import RunFolder, dumps, loads, new_run_id, write_text
 from services.faults import SELECTOR_NAMES, Fault
 from services.journal import Event, read_events
 

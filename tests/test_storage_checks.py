@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from harness.judge import judge
+from harness.faults.storage_kinds import HELD, LONE, MISSES, REASONS, SAVE_ERRORS, SLOW_READ_S, UNSAVED, StorageKind
+from harness.judging.judge import judge
 from harness.records import (
     Cell,
     Evidence,
@@ -21,7 +22,6 @@ from harness.records import (
     VolumeFile,
     VolumeRecord,
 )
-from harness.storage_kinds import HELD, LONE, MISSES, REASONS, SAVE_ERRORS, SLOW_READ_S, UNSAVED, StorageKind
 from services.faults import FaultKind, LoadMode
 from services.journal import Event, EventName
 from tests.builders import (

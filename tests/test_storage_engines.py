@@ -9,8 +9,8 @@ import pytest
 from matrix_run import MatrixRun, matrix_run
 from small_disks import small_disk_at
 
-from harness.compare import Kind, compare, stored
-from harness.storage import RunFolder
+from harness.report.compare import Kind, compare, stored
+from harness.run_folder import RunFolder
 
 pytestmark = pytest.mark.engine
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from harness import phases
 from harness.errors import UsageError
-from harness.plan import load_plan, select_cells
+from harness.faults.storage_kinds import LONE, StorageFault, StorageKind
+from harness.planning.plan import load_plan, select_cells
 from harness.records import Outcome, Role, Status
-from harness.runner import _Turns
-from harness.storage import RunFolder
-from harness.storage_kinds import LONE, StorageFault, StorageKind
+from harness.run_folder import RunFolder
+from harness.running import phases
+from harness.running.runner import _Turns
 from services.faults import NO_FAULT, BlockSelector, FaultKind, LoadMode
 from tests.engines import ENGINES
 from tests.simulated_engine import simulated_stack

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from harness import client, phases, runner
-from harness.plan import load_plan, select_cells
+from harness.planning.plan import load_plan, select_cells
 from harness.records import Plan, Report
-from harness.storage import RunFolder
+from harness.run_folder import RunFolder
+from harness.running import client, phases, runner
 from tests.engines import ENGINES
 from tests.power import COLLATERAL, CRASHED, HUNG, LEAKED, POISONED, WRONG_OUTPUT, Case, surprises
 from tests.simulated_storage import storing_stack

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.command_line import RunOptions, parse, with_stack_of
+from harness.cli.command_line import RunOptions, parse, with_stack_of
+from harness.run_folder import RunFolder
 from harness.run_matrix import main
 from harness.stack import AttachStack
-from harness.storage import RunFolder
 from tests.simulated_engine import simulated_stack
 from tests.ways_to_be_wrong import Wrong
 

@@ -7,12 +7,12 @@ from enum import StrEnum
 
 import pytest
 
+from harness.faults.process_kinds import ProcessFault, ProcessKind
+from harness.faults.storage_kinds import StorageFault, StorageKind
 from harness.meanings import meanings
-from harness.process_kinds import ProcessFault, ProcessKind
 from harness.records import Finding, Moment, Outcome, Report, Status, TokenChoice
 from harness.report import story
 from harness.report.view import rows
-from harness.storage_kinds import StorageFault, StorageKind
 from services.faults import FaultKind, LoadMode
 from tests import builders
 from tests.report_builders import cells, run_report

@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from harness import held_files, small_disk
 from harness.errors import HarnessError, LeverMissing
+from harness.faults import held_files, small_disk
+from harness.faults.storage_faults import StorageFaults
+from harness.faults.storage_kinds import HELD, OF_WHOLE_VOLUME, REASONS, SLOW_READ_S, UNSAVED, StorageFault, StorageKind
+from harness.faults.volume import OF_MODES, SHARD, Laid, Volume, saved_keys
+from harness.faults.volume_files import ASIDE_SUFFIX, describe
 from harness.records import VolumeFile
 from harness.stack import AttachStack
-from harness.storage_faults import StorageFaults
-from harness.storage_kinds import HELD, OF_WHOLE_VOLUME, REASONS, SLOW_READ_S, UNSAVED, StorageFault, StorageKind
-from harness.volume import OF_MODES, SHARD, Laid, Volume, saved_keys
-from harness.volume_files import ASIDE_SUFFIX, describe
 from services.journal import Event, EventName
 from services.store import HEADER_BYTES, BlockStore, ReadFailure, block_keys, root_key
 from tests.small_disks import small_disk_at
@@ -262,7 +262,7 @@ def test_who_holds_files_is_not_killed_by_that(tmp_path: Path) -> None:
     store = filled(tmp_path)
     path = store.payload_path(KEYS["victim"][0], SHARD)
     code = (
-        "import sys, threading; from pathlib import Path; from harness.held_files import holding\n"
+        "import sys, threading; from pathlib import Path; from harness.faults.held_files import holding\n"
         "path = Path(sys.argv[1])\n"
         "with holding([path], 0.0):\n"
         "    thread = threading.Thread(target=path.read_bytes); thread.start(); thread.join(10)\n"

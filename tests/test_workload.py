@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.errors import UsageError
+from harness.planning.workload import build_prompts, full_block_count
 from harness.records import PromptSpec
-from harness.workload import build_prompts, full_block_count
 
 BLOCK_SIZE = 4
 TEXT = "The word is owl.\nA long story.\nThe word is"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from harness.commands import ROOT
+from harness.cli.commands import ROOT
 from harness.reference.fault_kinds import layers
 from harness.reference.matrices import matrices
 from harness.reference.words import sections

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from harness.expansion import expected_outcome, plain_fault
-from harness.matrix_checks import fault_keys
-from harness.matrix_words import AnyKind
+from harness.faults.process_kinds import ProcessKind
+from harness.faults.storage_kinds import MISSES, REASONS, StorageKind
 from harness.meanings import meanings
-from harness.process_kinds import ProcessKind
+from harness.planning.expansion import expected_outcome, plain_fault
+from harness.planning.matrix_checks import fault_keys
+from harness.planning.matrix_words import AnyKind
 from harness.records import Cell
 from harness.reference.matrices import Matrix
 from harness.report.story import address
-from harness.storage_kinds import MISSES, REASONS, StorageKind
 from services.faults import ASYNC_KINDS, BREACH_KINDS, SYNC_KINDS, FaultKind
 
 LAYERS: Mapping[str, type[FaultKind | StorageKind | ProcessKind]] = {

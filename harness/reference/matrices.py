@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.commands import KNOWN_ISSUES_FILE
-from harness.plan import MATRIX_FOLDER, load_plan
+from harness.cli.commands import KNOWN_ISSUES_FILE
+from harness.planning.plan import MATRIX_FOLDER, load_plan
 from harness.records import Cell
 from harness.stack import COMPOSE_FILE, cell_engines, read_engines
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, Field
 
-from harness.known_issues import IssueEntry
-from harness.matrix_words import (
+from harness.judging.known_issues import IssueEntry
+from harness.planning.matrix_words import (
     RULES,
     CellsEntry,
     Entry,

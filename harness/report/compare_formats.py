@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness.compare import RunComparison
 from harness.report.as_markdown import code
+from harness.report.compare import RunComparison
 from harness.report.compare_view import Section, headline, sections, why_worse
 from harness.report.terminal import ANY_WIDTH, print_line
 from harness.report.view import visible

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from harness.compare import PAIRS_MIN, CellChange, Cost, Kind, RunComparison
 from harness.records import Report
+from harness.report.compare import PAIRS_MIN, CellChange, Cost, Kind, RunComparison
 from harness.report.view import evidence_folder, reason, repeat_command, rows, run_outcome, started_at
 
 

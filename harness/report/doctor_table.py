@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness.machine import Check, State
+from harness.cli.machine import Check, State
 from harness.report.terminal import print_line
 from harness.report.view import visible
 

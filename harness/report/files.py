@@ -9,7 +9,7 @@ from harness.report.as_html import to_html
 from harness.report.as_json import to_json
 from harness.report.as_junit import to_junit
 from harness.report.as_markdown import to_markdown
-from harness.storage import write_text
+from harness.run_folder import write_text
 
 JSON_NAME = "report.json"
 WRITERS = {

@@ -20,11 +20,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from harness.planning.seed import seed_words
 from harness.records import Cell, RunInfo, Status, Verdict
 from harness.report.terminal import STYLES, print_line, sign
 from harness.report.view import visible
-from harness.seed import seed_words
-from harness.watcher import Watcher
+from harness.running.watcher import Watcher
 
 Group = tuple[str, str]
 """Engine and load mode."""

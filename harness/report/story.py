@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping
 from itertools import groupby
 from urllib.parse import quote
 
+from harness.faults.process_kinds import ProcessKind
+from harness.faults.storage_kinds import StorageKind
 from harness.meanings import meanings
-from harness.process_kinds import ProcessKind
 from harness.records import Cell, Finding, Moment, Outcome, PlannedRequest, Prompt, Report, Status, TokenChoice
 from harness.report.view import Row, broken_words, one_line, rows, web_address
-from harness.storage_kinds import StorageKind
 from services.faults import FaultKind
 from services.journal import ENGINE_LOG_NAME, JOURNAL_NAME
 

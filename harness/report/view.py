@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from harness.planning.seed import seed_words
 from harness.records import (
     Cell,
     Completion,
@@ -24,7 +25,6 @@ from harness.records import (
     TokenChoice,
     Verdict,
 )
-from harness.seed import seed_words
 from services.faults import ALWAYS, WHOLE_LOAD_KINDS, Fault, FaultKind
 
 STATUS_ORDER = tuple(Status)

@@ -18,9 +18,9 @@ from typing import Self
 from pydantic import TypeAdapter
 from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_fixed
 
-from harness.client import EngineClient
 from harness.errors import StackError, UsageError
 from harness.records import EngineInfo
+from harness.running.client import EngineClient
 from harness.stack.life import LifeReader
 from services.journal import ENGINE_INFO_NAME, ENGINE_LOG_NAME, EventName, journal_path
 from services.signals import KILL_ENGINE

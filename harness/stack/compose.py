@@ -16,9 +16,9 @@ import docker
 import requests
 from docker.errors import DockerException
 
-from harness.client import root_cause
 from harness.errors import LeverMissing, StackError
 from harness.records import EngineInfo
+from harness.running.client import root_cause
 from harness.stack.base import Lever, Stack
 from harness.stack.definition import EngineDefinition, changed_variables, read_engines
 

@@ -7,7 +7,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.journals import read_journal
+from harness.running.journals import read_journal
 from services.journal import Event, EventName
 
 

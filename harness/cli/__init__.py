@@ -1,0 +1,1 @@
+"""The command line: what can be asked, and what each command does."""

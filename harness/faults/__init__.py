@@ -1,0 +1,1 @@
+"""What is broken outside the connector: files on the volume, and processes."""

@@ -1,0 +1,1 @@
+"""A plan on running engines -> observations; no opinion."""
