@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -14,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+
+from harness.run_folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[1]
 RUN_DEADLINE_S = 600
@@ -68,6 +71,13 @@ class MatrixRun:
     @property
     def report(self) -> dict[str, object]:
         return dict(json.loads((self.folder / "report.json").read_text()))
+
+    @property
+    def oracles_per_cell(self) -> float:
+        """What a cell took on average, in oracles of this run (their median): machines are not equally fast or idle."""
+        oracles = RunFolder.open(self.folder).load_oracles()
+        oracle_s = statistics.median(run.completion.duration_s for run in oracles)
+        return float(str(self.report["cells_s"])) / len(self.cells()) / oracle_s
 
     def cells(self) -> dict[str, dict[str, object]]:
         """The cells of report.json by id."""

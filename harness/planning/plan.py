@@ -20,7 +20,7 @@ from harness.planning.matrix_file import Location, Problem, checked, choose, par
 from harness.planning.matrix_words import CellsEntry, IncludeEntry, MatrixFile, PromptEntry
 from harness.records import Cell, Plan, PromptSpec
 
-MATRIX_FOLDER = Path(__file__).parent / "matrix"
+MATRIX_FOLDER = Path(__file__).resolve().parents[1] / "matrix"
 """The matrices that ship; another file may include them wherever it lies."""
 
 
