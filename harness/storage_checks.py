@@ -146,7 +146,7 @@ def torn_for(case: Case, record: RequestRecord) -> frozenset[int]:
     fault = case.cell.storage
     if fault is None or fault.kind not in UNSAVED or record.planned.role is Role.RELOAD:
         return frozenset()
-    return frozenset(range(min(_chosen(case, fault), default=0), case.prompt(record).full_block_count))
+    return frozenset(range(case.prompt(record).full_block_count)) - set(_offered(case, fault, record))
 
 
 def may_fail(case: Case, record: RequestRecord) -> bool:
