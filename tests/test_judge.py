@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from harness.claims import CACHE_USAGE_TOLERANCE
 from harness.comparison import LOGPROB_ROUNDING, NO_TOKEN, NOISE_CEILING, NOISE_FLOOR, noise_band
 from harness.judge import cell_judge, exit_code, judge, to_run_again
 from harness.records import (
@@ -2062,6 +2063,19 @@ def test_the_first_tokens_of_two_oracles_have_to_be_leaders_in_both(
     runs = altered_oracles((one,), kind, token_ids=(token_id,), top=(first,))
     verdict = judged_with(runs, (one,), [observation(one)])
     assert ("oracles-agree" not in broken_checks(verdict)) == agree
+
+
+def test_an_answer_is_held_against_the_first_run_of_its_oracle() -> None:
+    one = cell(NONE)
+    changed = answered(token_ids=wrong_answer(VICTIM).token_ids)
+    runs = altered(oracle_runs((one,)), OracleKind.REUSE, changed, only=1)
+    verdict = judged_with(runs, (one,), [answer(Role.VICTIM, wrong_answer(VICTIM))(observation(one))])
+    assert "victim-equals-oracle" in broken_checks(verdict)
+
+
+def test_as_many_blocks_more_as_rounding_may_show_are_not_held() -> None:
+    seen = both(state("before", cache_usage=0.0), state("after", cache_usage=CACHE_USAGE_TOLERANCE))(observation(MIX))
+    assert broken_checks(judged(MIX, seen)[0]) == set()
 
 
 def test_other_bytes_than_the_oracle_got_are_red() -> None:

@@ -198,9 +198,15 @@ def damage(**fields: object) -> Change:
     )
 
 
-def without_reload(seen: Observation) -> Observation:
-    requests = tuple(record for record in seen.requests if record.planned.role is not Role.RELOAD)
-    return replace(drops(*EventName, tag=RELOAD_TAG)(seen), requests=requests)
+def without_request(role: Role) -> Change:
+    def change(seen: Observation) -> Observation:
+        requests = tuple(record for record in seen.requests if record.planned.role is not role)
+        return replace(drops(*EventName, tag=f"tag-{role}")(seen), requests=requests)
+
+    return change
+
+
+without_reload = without_request(Role.RELOAD)
 
 
 def damage_one(**fields: object) -> Change:
@@ -344,6 +350,7 @@ CASES = (
         kind=FULL,
     ),
     wrong("a full disk fails the decode", fails(Role.VICTIM), WRONG_OUTPUT, "victim-equals-oracle", kind=FULL),
+    wrong("canary missing", without_request(Role.CANARY), UNPROVEN, "requests-sent"),
     wrong("reload missing", without_reload, UNPROVEN, "reload-sent"),
     wrong("blocks held, so no reload", held(without_reload), LEAKED, "nothing-leaked"),
     wrong("blocks held after a reload", held(lambda seen: seen), LEAKED, "nothing-leaked"),
