@@ -4,9 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from harness.faults.storage_kinds import StorageKind
 from harness.judging.judge import judge
-from harness.records import Cell, Completion, EngineState, Finding, Observation, Role, Verdict, VolumeFile
+from harness.records import (
+    Cell,
+    Completion,
+    EngineState,
+    Finding,
+    Observation,
+    ProcessRecord,
+    Role,
+    Verdict,
+    VolumeFile,
+)
 from services.faults import FaultKind, LoadMode
 from services.journal import EventName
 from tests.builders import (
@@ -14,6 +26,7 @@ from tests.builders import (
     PROMPTS,
     answer_with,
     cell,
+    change_answer,
     event,
     observation,
     oracle_runs,
@@ -24,6 +37,10 @@ from tests.storage_builders import storage_cell, storage_observation
 
 MIX = cell(FaultKind.REPORT, "middle", mix=True, name="mix")
 STORAGE = replace(storage_cell(StorageKind.FLIPPED_LAST, mix=True), id="storage")
+SILENT = cell(FaultKind.SILENT)
+UNSAVED = replace(storage_cell(StorageKind.FULL_DISK), id="unsaved")
+READ_ONLY = replace(storage_cell(StorageKind.READ_ONLY), id="read-only")
+UNSAVED_CHECKS = {"producer-alive", "save-answered", "fault-fired", "torn-block-found"}
 STORAGE_CHECKS = {"fault-fired", "kv-loaded", "reload-sent", "volume-unchanged", "failure-reported"}
 
 HONEST = """
@@ -101,6 +118,38 @@ failure-reported of tag-sharer: expected none; got refused none; reported none
 failure-reported of tag-bystander: expected none; got refused none; reported none
 failure-reported of tag-canary: expected none; got refused none; reported none
 failure-reported of tag-reload: expected none; got refused none; reported none
+"""
+
+HONEST_WITHOUT_SAVE = """
+producer-alive: expected 0 exits; got 0 exits
+save-answered: expected HTTP 200; got HTTP 200
+fault-fired: expected full-disk 3; got 3
+fault-fired of tag-victim: expected not 3 and what follows ([Errno 28]); got saved 0 1 2, not 3 4 5 6 ([Errno 28] No.)
+torn-block-found of tag-victim: expected at most 0 1 2; got 0 1 2
+torn-block-found of tag-canary: expected at most 0 1 2; got none
+"""
+
+HONEST_READ_ONLY = """
+producer-alive: expected 0 exits; got 0 exits
+save-answered: expected HTTP 200; got HTTP 200
+fault-fired: expected read-only 0; got 0
+fault-fired of tag-victim: expected not 0 and what follows ([Errno 13] or [Errno 30] or [Errno 1]); \
+got saved none, not 0 1 2 3 4 5 6 ([Errno 13] No.)
+torn-block-found of tag-victim: expected at most none; got none
+torn-block-found of tag-canary: expected at most none; got none
+"""
+
+BROKEN_WITHOUT_SAVE = """
+producer-alive: expected 0 exits; got 1 exits (broken)
+save-answered: expected HTTP 200; got HTTP 500 InternalServerError: KV load failed; HTTP 503 (broken)
+fault-fired of tag-victim: expected not 3 and what follows ([Errno 28]); \
+got saved 0, not 1 2 ([Errno 5] I/O; [Errno 28] No.) (broken)
+torn-block-found of tag-victim: expected at most 0 1 2; got 0 1 2 3 (broken)
+"""
+
+NOT_SAVED_AT_ALL = """
+save-answered: expected HTTP 200; got not asked (broken)
+fault-fired of tag-victim: expected not 3 and what follows ([Errno 28]); got saved none, not none (no reason) (broken)
 """
 
 BROKEN = """
@@ -204,9 +253,82 @@ def test_of_an_answer_that_never_came() -> None:
     assert (finding.ok, finding.detail) == (True, "no token came")
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"finish_reason": "stop"}, "finish reason stop, reuse has length"),
+        ({"finish_reason": ""}, "the answer is not whole: finish reason missing"),
+        ({"finish_reason": "error"}, "the answer is not whole: finish reason error"),
+        ({"status_code": 500}, "HTTP 500: no error text"),
+        ({"error": "cut"}, "HTTP 200: cut"),
+        ({"timed_out": True}, "equals the beginning of reuse"),
+    ],
+)
+def test_of_an_answer_that_is_not_as_it_should_be(changes: dict[str, object], words: str) -> None:
+    of = cell()
+    (finding,) = (
+        f
+        for f in judged(of, change_answer(observation(of), Role.VICTIM, **changes)).findings
+        if f.check == "victim-equals-oracle"
+    )
+    assert finding.detail == words
+
+
+def test_of_wrong_kv_that_shows() -> None:
+    (finding,) = (f for f in judged(SILENT, observation(SILENT)).findings if f.check == "control-caught")
+    assert _line(finding) == "control-caught of tag-victim: leaves reuse at token 0: expected not reuse or recompute"
+
+
+def test_of_oracles_that_were_not_measured() -> None:
+    of = cell()
+    (finding,) = (
+        f
+        for f in judge((of,), PROMPTS, (), [observation(of)], BLOCK_SIZE)[0].findings
+        if f.check == "victim-equals-oracle"
+    )
+    assert finding.detail == "its oracle was not measured"
+
+
+def test_of_an_oracle_that_did_not_answer_in_time() -> None:
+    of = cell()
+    runs = [replace(run, completion=replace(run.completion, timed_out=True)) for run in oracle_runs((of,))]
+    findings = judge((of,), PROMPTS, runs, [observation(of)], BLOCK_SIZE)[0].findings
+    assert [f.got for f in findings if f.check == "oracle-stable"] == [
+        "2 runs, 1 answers no answer before the deadline; no answer before the deadline"
+    ] * 2
+
+
+def test_of_prompts_that_could_not_be_saved() -> None:
+    for of, words in ((UNSAVED, HONEST_WITHOUT_SAVE), (READ_ONLY, HONEST_READ_ONLY)):
+        assert told(_of_save(judged(of, storage_observation(of)))) == lines(words)
+
+
+def test_of_prompts_whose_save_went_wrong_in_many_ways() -> None:
+    seen = storage_observation(UNSAVED)
+    (failed, saved) = seen.process.events
+    events = (
+        replace(failed, blocks=(1,), reason="[Errno 5] I/O"),
+        replace(failed, blocks=(2,)),
+        replace(saved, blocks=(0,)),
+        event(EventName.ENGINE_EXITED, ""),
+    )
+    answers = (refused(), replace(refused(503), error=""))
+    seen = replace(seen, process=ProcessRecord(events, answers))
+    seen = replace(seen, events=(*seen.events, event(EventName.LOOKUP, "tag-victim", (2, 3))))
+    assert told(_of_save(judged(UNSAVED, seen), only_broken=True)) == lines(BROKEN_WITHOUT_SAVE)
+    nothing = replace(storage_observation(UNSAVED), process=ProcessRecord())
+    assert told(_of_save(judged(UNSAVED, nothing), only_broken=True)) == lines(NOT_SAVED_AT_ALL)
+
+
 def test_of_damaged_files_that_nobody_noticed() -> None:
     findings = judged(STORAGE, broken_in_storage()).findings
     assert told(tuple(f for f in findings if not f.ok and f.check in STORAGE_CHECKS)) == lines(BROKEN_IN_STORAGE)
+
+
+def _of_save(verdict: Verdict, *, only_broken: bool = False) -> tuple[Finding, ...]:
+    """What is said of the save, and of what is found of it; not that no request carried a fault."""
+    found = (f for f in verdict.findings if f.check in UNSAVED_CHECKS and not (only_broken and f.ok))
+    return tuple(f for f in found if f.expected != "nothing")
 
 
 def _line(finding: Finding) -> str:

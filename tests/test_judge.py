@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from harness.judging.claims import CACHE_USAGE_TOLERANCE
 from harness.judging.comparison import LOGPROB_ROUNDING, NO_TOKEN, NOISE_CEILING, NOISE_FLOOR, noise_band
 from harness.judging.judge import cell_judge, exit_code, judge, to_run_again
 from harness.records import (
@@ -1943,6 +1944,10 @@ def test_an_engine_that_dies_between_two_cells_makes_the_earlier_one_red() -> No
     crashed = [v.cell_id for v in verdicts if v.outcome is Outcome.CRASHED]
     assert crashed == [[cell.id for cell in cells if cell.engine == MIX.engine][-2]]
     red = next(v for v in verdicts if v.cell_id in crashed)
+    assert (red.findings[-2].check, red.findings[-2].detail) == (
+        "engine-alive-afterwards",
+        "it died before the next cell",
+    )
     assert "engine-alive-afterwards" in broken_checks(red)
     assert verdicts[-1].outcome is Outcome.UNPROVEN
     assert exit_code(verdicts) == 1
@@ -2060,12 +2065,28 @@ def test_the_first_tokens_of_two_oracles_have_to_be_leaders_in_both(
     assert ("oracles-agree" not in broken_checks(verdict)) == agree
 
 
+def test_an_answer_is_held_against_the_first_run_of_its_oracle() -> None:
+    one = cell(NONE)
+    changed = answered(token_ids=wrong_answer(VICTIM).token_ids)
+    runs = altered(oracle_runs((one,)), OracleKind.REUSE, changed, only=1)
+    verdict = judged_with(runs, (one,), [answer(Role.VICTIM, wrong_answer(VICTIM))(observation(one))])
+    assert "victim-equals-oracle" in broken_checks(verdict)
+
+
+def test_as_many_blocks_more_as_rounding_may_show_are_not_held() -> None:
+    seen = both(state("before", cache_usage=0.0), state("after", cache_usage=CACHE_USAGE_TOLERANCE))(observation(MIX))
+    assert broken_checks(judged(MIX, seen)[0]) == set()
+
+
 def test_other_bytes_than_the_oracle_got_are_red() -> None:
     one = cell(NONE)
     cells = (*controls_of(one), one)
 
     def digested(events: tuple[Event, ...], digest: str) -> tuple[Event, ...]:
-        return tuple(replace(e, digests=(digest,) * len(e.blocks)) if e.name is EventName.LOADED else e for e in events)
+        return tuple(
+            replace(e, digests=tuple(f"{digest} {block}" for block in e.blocks)) if e.name is EventName.LOADED else e
+            for e in events
+        )
 
     runs = tuple(replace(run, events=digested(run.events, "a")) for run in oracle_runs(cells))
     same = [replace(o, events=digested(o.events, "a")) for o in map(observation, cells)]
@@ -2073,6 +2094,8 @@ def test_other_bytes_than_the_oracle_got_are_red() -> None:
     other = [*same[:-1], replace(same[-1], events=digested(same[-1].events, "b"))]
     verdict = judged_with(runs, cells, other)
     assert (verdict.outcome, broken_checks(verdict)) == (Outcome.WRONG_OUTPUT, {"same-bytes-loaded"})
+    said = {f.request: f.detail for f in verdict.findings if not f.ok}
+    assert said == {VICTIM_TAG: "other bytes than the oracle got in blocks 0 1 2 3 4 5 6"}
 
 
 def test_a_report_that_belongs_to_no_load_proves_nothing() -> None:

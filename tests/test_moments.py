@@ -54,6 +54,12 @@ def verdict_of(of: Cell, seen: Observation) -> Verdict:
     return judge(cells, PROMPTS, oracle_runs(cells), observations, BLOCK_SIZE)[-1]
 
 
+def said(verdict: Verdict, check: str) -> str:
+    """What the one finding of that check says."""
+    (finding,) = (finding for finding in verdict.findings if finding.check == check)
+    return finding.detail
+
+
 def broken(verdict: Verdict) -> set[str]:
     return {finding.check for finding in verdict.findings if not finding.ok}
 
@@ -75,27 +81,36 @@ def sent_at(role: Role, sent_s: float) -> Change:
 
 
 def test_a_request_that_came_during_the_repair() -> None:
-    assert verdict_of(LATE, sent_at(Role.SHARER, 0.1)(observation(LATE))).status is Status.PASS
+    verdict = verdict_of(LATE, sent_at(Role.SHARER, 0.1)(observation(LATE)))
+    assert (verdict.status, said(verdict, "moment-met")) == (Status.PASS, "")
 
 
 @pytest.mark.parametrize(
     "change",
-    [sent_at(Role.SHARER, 0.6), lambda seen: without(sent_at(Role.SHARER, 0.1)(seen), EventName.REPORTED)],
-    ids=["after the answer", "nothing was reported"],
+    [
+        sent_at(Role.SHARER, 0.6),
+        sent_at(Role.SHARER, 0.5),
+        lambda seen: without(sent_at(Role.SHARER, 0.1)(seen), EventName.REPORTED),
+    ],
+    ids=["after the answer", "with its end", "nothing was reported"],
 )
 def test_a_request_that_missed_the_repair_proves_nothing(change: Change) -> None:
     verdict = verdict_of(LATE, change(observation(LATE)))
     assert (verdict.outcome, verdict.status) == (Outcome.UNPROVEN, Status.INCONCLUSIVE)
     assert "moment-met" in broken(verdict)
+    assert said(verdict, "moment-met") == "there was no repair when it was sent"
 
 
 def test_a_request_ahead_that_still_ran() -> None:
-    assert verdict_of(AHEAD, sent_at(Role.VICTIM, 0.4)(observation(AHEAD))).status is Status.PASS
+    verdict = verdict_of(AHEAD, sent_at(Role.VICTIM, 0.4)(observation(AHEAD)))
+    assert (verdict.status, said(verdict, "moment-met")) == (Status.PASS, "")
 
 
-def test_a_request_ahead_that_had_ended_proves_nothing() -> None:
-    verdict = verdict_of(AHEAD, sent_at(Role.VICTIM, 0.6)(observation(AHEAD)))
+@pytest.mark.parametrize("sent_s", [0.5, 0.6])
+def test_a_request_ahead_that_had_ended_proves_nothing(sent_s: float) -> None:
+    verdict = verdict_of(AHEAD, sent_at(Role.VICTIM, sent_s)(observation(AHEAD)))
     assert (verdict.outcome, broken(verdict)) == (Outcome.UNPROVEN, {"moment-met"})
+    assert said(verdict, "moment-met") == "it had ended before the victim was sent"
 
 
 # Clients that give up.
@@ -114,6 +129,7 @@ def test_nothing_is_asked_of_who_gave_up(policy: str) -> None:
     of = given_up(cell(REPORT, "first", policy=policy, mix=True))
     verdict = verdict_of(of, left(of))
     assert (broken(verdict), verdict.outcome) == (set(), of.expected)
+    assert said(verdict, "moment-met") == ""
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -142,6 +158,7 @@ def test_who_had_the_whole_answer_did_not_give_up(answer: Completion) -> None:
     seen = change_request(observation(of), Role.VICTIM, lambda record: replace(record, completion=answer))
     verdict = verdict_of(of, seen)
     assert (verdict.outcome, broken(verdict)) == (Outcome.UNPROVEN, {"moment-met"})
+    assert said(verdict, "moment-met") == "its client had the whole answer before it left"
 
 
 @pytest.mark.parametrize(("role", "outcome"), [(Role.CANARY, Outcome.POISONED), (Role.SHARER, Outcome.COLLATERAL)])
@@ -168,7 +185,9 @@ def test_a_cell_about_preemption_needs_one(count: int, outcome: Outcome) -> None
     seen = replace(
         seen, before=replace(seen.before, preemption_count=4), after=replace(seen.after, preemption_count=4 + count)
     )
-    assert verdict_of(of, seen).outcome is outcome
+    verdict = verdict_of(of, seen)
+    (finding,) = (f for f in verdict.findings if f.check == "victim-preempted")
+    assert (verdict.outcome, finding.expected, finding.got) == (outcome, "at least 1 preemption", str(count))
 
 
 def test_a_prompt_below_a_block_that_is_meant_to_be() -> None:

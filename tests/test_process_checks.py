@@ -390,6 +390,7 @@ CASES = (
     wrong("the paused save fails", PAUSED, saves(RESET), CRASHED, "producer-serves"),
     wrong("no save", PAUSED, saves(), CRASHED, "producer-serves"),
     wrong("canary wrong", KILLED, garbage(Role.CANARY), POISONED, "canary-equals-oracle"),
+    wrong("canary hangs", GIVEN_UP, answer(Role.CANARY, timed_out=True), HUNG, "in-time"),
     wrong("canary fails", GIVEN_UP, gets(Role.CANARY, refused()), POISONED, "canary-equals-oracle", policy="fail"),
     wrong("reload wrong", SAVING, garbage(Role.RELOAD), POISONED, "reload-equals-oracle"),
     wrong("a file missing", SAVING, volume(after=FILES[1:]), POISONED, "volume-unchanged"),

@@ -198,9 +198,15 @@ def damage(**fields: object) -> Change:
     )
 
 
-def without_reload(seen: Observation) -> Observation:
-    requests = tuple(record for record in seen.requests if record.planned.role is not Role.RELOAD)
-    return replace(drops(*EventName, tag=RELOAD_TAG)(seen), requests=requests)
+def without_request(role: Role) -> Change:
+    def change(seen: Observation) -> Observation:
+        requests = tuple(record for record in seen.requests if record.planned.role is not role)
+        return replace(drops(*EventName, tag=f"tag-{role}")(seen), requests=requests)
+
+    return change
+
+
+without_reload = without_request(Role.RELOAD)
 
 
 def damage_one(**fields: object) -> Change:
@@ -239,6 +245,12 @@ def finds_one_more(seen: Observation) -> Observation:
     return seen
 
 
+def finds_and_refuses_one_more(seen: Observation) -> Observation:
+    return adds(*(event(name, VICTIM_TAG, (MIDDLE,)) for name in (EventName.FAILED, EventName.REPORTED)))(
+        finds_one_more(seen)
+    )
+
+
 def canary_finds_all(seen: Observation) -> Observation:
     return adds(event(EventName.LOOKUP, CANARY_TAG, tuple(range(BLOCK_COUNT))))(seen)
 
@@ -264,6 +276,8 @@ def wrong(
 
 
 SAVED, SAVE_FAILED, ENGINE_EXITED = EventName.SAVED, EventName.SAVE_FAILED, EventName.ENGINE_EXITED
+CUT, SILENT_503 = replace(refused(200), error="cut"), replace(refused(503), error="")
+ALL_BUT_MIDDLE = tuple(block for block in range(BLOCK_COUNT) if block != MIDDLE)
 NOT_ASKED = ("save-answered", "fault-fired")
 COLLATERAL, CRASHED = Outcome.COLLATERAL, Outcome.CRASHED
 LEAKED, UNPROVEN, UNREPORTED, POISONED, WRONG_OUTPUT = (
@@ -292,6 +306,10 @@ CASES = (
         kind=INDEX_MISSING,
     ),
     wrong("reload reports", adds(event(EventName.REPORTED, RELOAD_TAG, (MIDDLE,))), UNPROVEN, "nothing-else-failed"),
+    wrong("a miss beyond which was found", finds_one_more, UNPROVEN, "kv-loaded", kind=INDEX_MISSING),
+    wrong(
+        "a slow block not loaded", changes(EventName.LOADED, blocks=ALL_BUT_MIDDLE), UNPROVEN, "kv-loaded", kind=SLOW
+    ),
     wrong("nobody waited", damage(held_s=0.0), UNPROVEN, "fault-fired", kind=ENDLESS),
     wrong("waited too short", damage(held_s=SLOW_READ_S / 2), UNPROVEN, "fault-fired", kind=SLOW),
     wrong("a slow read fails", fails(Role.VICTIM), WRONG_OUTPUT, "victim-equals-oracle", kind=SLOW, policy="fail"),
@@ -310,8 +328,18 @@ CASES = (
     wrong("another error", saves(SAVE_FAILED, reason="[Errno 5] I/O"), UNPROVEN, "fault-fired", kind=FULL),
     wrong("save not asked", answers_of_prefill(events=(), saves=()), COLLATERAL, *NOT_ASKED, kind=FULL),
     wrong("prefill fails", answers_of_prefill(saves=(refused(),)), COLLATERAL, "save-answered", kind=FULL),
+    wrong("prefill answers in part", answers_of_prefill(saves=(CUT,)), COLLATERAL, "save-answered", kind=FULL),
+    wrong("prefill says no more", answers_of_prefill(saves=(SILENT_503,)), COLLATERAL, "save-answered", kind=FULL),
     wrong("prefill dies", prefill_dies, CRASHED, "producer-alive", kind=READ_ONLY),
     wrong("torn block found", finds_one_more, POISONED, "torn-block-found", kind=FULL),
+    wrong("torn block found and refused", finds_and_refuses_one_more, POISONED, "torn-block-found", kind=FULL),
+    wrong(
+        "reload reports what was not saved",
+        adds(event(EventName.REPORTED, RELOAD_TAG, (MIDDLE,))),
+        UNPROVEN,
+        "nothing-else-failed",
+        kind=FULL,
+    ),
     wrong("torn block found by the canary", canary_finds_all, POISONED, "torn-block-found", kind=FULL),
     wrong(
         "torn block used",
@@ -322,6 +350,7 @@ CASES = (
         kind=FULL,
     ),
     wrong("a full disk fails the decode", fails(Role.VICTIM), WRONG_OUTPUT, "victim-equals-oracle", kind=FULL),
+    wrong("canary missing", without_request(Role.CANARY), UNPROVEN, "requests-sent"),
     wrong("reload missing", without_reload, UNPROVEN, "reload-sent"),
     wrong("blocks held, so no reload", held(without_reload), LEAKED, "nothing-leaked"),
     wrong("blocks held after a reload", held(lambda seen: seen), LEAKED, "nothing-leaked"),

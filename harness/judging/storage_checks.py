@@ -35,9 +35,9 @@ def save_failed(case: Case) -> Iterator[Finding]:
         everything, bad = range(case.prompt(record).full_block_count), _chosen(case, fault)
         saved, (unsaved, reasons) = _saved(case), _unsaved(case)
         right = bool(reasons) and all(reason.startswith(tuple(_errors(fault))) for reason in reasons)
-        ok = right and bad != () and saved == tuple(everything)[: bad[0]] and unsaved[:1] == bad[:1]
+        ok = right and bad != () and saved == tuple(everything)[: bad[0]] and unsaved[:1] == bad
         got = f"saved {_words(saved)}, not {_words(unsaved)} ({'; '.join(reasons) or 'no reason'})"
-        expected = f"not {_words(bad[:1])} and what follows ({' or '.join(_errors(fault))})"
+        expected = f"not {_words(bad)} and what follows ({' or '.join(_errors(fault))})"
         yield Finding("fault-fired", ok, request=record.tag, expected=expected, got=got)
 
 
@@ -146,7 +146,7 @@ def torn_for(case: Case, record: RequestRecord) -> frozenset[int]:
     fault = case.cell.storage
     if fault is None or fault.kind not in UNSAVED or record.planned.role is Role.RELOAD:
         return frozenset()
-    return frozenset(range(min(_chosen(case, fault), default=0), case.prompt(record).full_block_count))
+    return frozenset(range(case.prompt(record).full_block_count)) - set(_offered(case, fault, record))
 
 
 def may_fail(case: Case, record: RequestRecord) -> bool:
