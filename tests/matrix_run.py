@@ -72,12 +72,12 @@ class MatrixRun:
     def report(self) -> dict[str, object]:
         return dict(json.loads((self.folder / "report.json").read_text()))
 
-    @property
-    def oracles_per_cell(self) -> float:
-        """What a cell took on average, in oracles of this run (their median): machines are not equally fast or idle."""
+    def is_quick(self, cell_s_max: float, oracles_max: float) -> bool:
+        """Whether a cell took at most so many seconds on average, or, on a slow or busy machine, at most as long as so
+        many oracles of this run (their median)."""
         oracles = RunFolder.open(self.folder).load_oracles()
         oracle_s = statistics.median(run.completion.duration_s for run in oracles)
-        return float(str(self.report["cells_s"])) / len(self.cells()) / oracle_s
+        return float(str(self.report["cells_s"])) / len(self.cells()) <= max(cell_s_max, oracles_max * oracle_s)
 
     def cells(self) -> dict[str, dict[str, object]]:
         """The cells of report.json by id."""

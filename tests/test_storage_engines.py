@@ -57,7 +57,7 @@ def test_storage_matrix_is_green_with_evidence(whole: MatrixRun, small_dir: Path
         assert (evidence["fault_fired"] > 0) == (cell["fault"] != "none"), name
         assert (evidence["reported_blocks"] > 0) == (cell["outcome"] in ("recovered", "failed-cleanly")), name
     # One cell at a time, with three requests or more each.
-    assert whole.oracles_per_cell <= 5.0
+    assert whole.is_quick(cell_s_max=3.0, oracles_max=5.0)
 
 
 def test_without_the_checksum_flipped_bits_in_the_payload_are_red(unchecked: MatrixRun) -> None:
