@@ -31,7 +31,7 @@ from harness.cli.doctor import examine
 from harness.cli.machine import State
 from harness.errors import HarnessError, UsageError
 from harness.judging.known_issues import KnownIssue, load_known_issues
-from harness.planning.plan import MATRIX_FOLDER, load_plan, select_cells
+from harness.planning.plan import MATRIX_FOLDER, engines_of, load_plan, select_cells
 from harness.records import Plan, Report
 from harness.report import JSON_NAME, print_report, watching, write_reports
 from harness.report.compare import compare, stored
@@ -83,7 +83,7 @@ def _run(options: RunOptions) -> int:
         original,
     )
     try:
-        stack = _stack(chosen, folder, _services(plan), settings(info) if info else {})
+        stack = _stack(chosen, folder, (PREFILL, *engines_of(plan.cells)), settings(info) if info else {})
     except UsageError:
         folder.discard_unused()
         raise
@@ -93,7 +93,7 @@ def _run(options: RunOptions) -> int:
 def _resume(options: RunOptions, folder: RunFolder) -> int:
     info = folder.load_info()
     chosen = with_stack_of(options, info.stack_options)
-    stack = _stack(chosen, folder, _services(folder.load_plan()), settings(info))
+    stack = _stack(chosen, folder, (PREFILL, *engines_of(folder.load_plan().cells)), settings(info))
     return _finish(lambda watcher, known: resume(stack, folder, watcher, known), stack, folder, options)
 
 
@@ -188,12 +188,6 @@ def _plan(options: RunOptions | ListOptions) -> Plan:
 def _matrix_path(name: str) -> Path:
     """A file, or the name of one in harness/matrix."""
     return Path(name) if name.endswith((".yaml", ".yml")) else MATRIX_FOLDER / f"{name}.yaml"
-
-
-def _services(plan: Plan) -> tuple[str, ...]:
-    """The engines that the plan's cells and their oracles need, once each."""
-    used = (service for cell in plan.cells for service in (cell.oracle_engine, cell.engine))
-    return tuple(dict.fromkeys((PREFILL, *used)))
 
 
 def _stack(

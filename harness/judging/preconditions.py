@@ -23,15 +23,7 @@ from harness.judging.oracles import (
     recompute,
     reuse,
 )
-from harness.records import (
-    Completion,
-    Finding,
-    Moment,
-    OracleKey,
-    OracleKind,
-    RequestRecord,
-    Role,
-)
+from harness.records import Completion, Finding, Moment, OracleKey, OracleKind, RequestRecord, Role
 from services.faults import ALWAYS, WHOLE_LOAD_KINDS, Fault, FaultKind, LoadMode, select
 from services.journal import Event, EventName
 

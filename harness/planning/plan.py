@@ -60,6 +60,11 @@ def select_cells(plan: Plan, patterns: tuple[str, ...]) -> Plan:
     return _keep(plan, chosen | {cell.id for cell in backing})
 
 
+def engines_of(cells: Iterable[Cell]) -> tuple[str, ...]:
+    """The services that cells and their oracles need, once each."""
+    return tuple(dict.fromkeys(service for cell in cells for service in (cell.oracle_engine, cell.engine)))
+
+
 def _no_such_cell(pattern: str, ids: Sequence[str], plan_name: str) -> str:
     near = difflib.get_close_matches(pattern.replace("*", ""), ids, n=3, cutoff=0.4) or ids[:3]
     return f"no cell of {plan_name} matches {pattern!r}; the nearest are {', '.join(near)}"

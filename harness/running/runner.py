@@ -167,9 +167,7 @@ class Runner:
             self._reset(cell.engine)
         except BlocksHeld:
             return ()
-        victim = victim_of(cell)
-        planned = PlannedRequest(Role.RELOAD, victim.prompt_id, victim.load, stream=victim.stream, chat=victim.chat)
-        return (self._send(cell, planned, index, began_s),)
+        return (self._send(cell, _asked_again(cell, Role.RELOAD), index, began_s),)
 
     def _prepare(self, cell: Cell) -> EngineState:
         if cell.engine in self._unsettled:
@@ -288,10 +286,15 @@ class _Turns:
 def _after_requests(cell: Cell) -> tuple[PlannedRequest, ...]:
     """The canary: the victim's prompt again, without a fault. After a silent fault the engine's prefix cache is
     wrong by design, so there is nothing to ask."""
-    victim = victim_of(cell)
-    if victim.fault.kind is FaultKind.SILENT:
+    if victim_of(cell).fault.kind is FaultKind.SILENT:
         return ()
-    return (PlannedRequest(Role.CANARY, victim.prompt_id, victim.load, stream=victim.stream, chat=victim.chat),)
+    return (_asked_again(cell, Role.CANARY),)
+
+
+def _asked_again(cell: Cell, role: Role) -> PlannedRequest:
+    """The victim's prompt, asked in the same way, without a fault."""
+    victim = victim_of(cell)
+    return PlannedRequest(role, victim.prompt_id, victim.load, stream=victim.stream, chat=victim.chat)
 
 
 def _not_observed(cell: Cell, error: str, started_at_s: float, duration_s: float) -> Observation:

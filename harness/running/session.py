@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from harness.judging.judge import cell_judge, to_run_again
 from harness.judging.oracles import needed
+from harness.planning.plan import engines_of
 from harness.planning.seed import in_order
 from harness.records import (
     Cell,
@@ -131,8 +132,7 @@ def _prefill(runner: Runner, plan: Plan, prompts: Mapping[str, Prompt]) -> None:
     """Save every prompt's KV; the decode engines warm up on the first one meanwhile."""
     first, *others = sorted(prompts.values(), key=lambda prompt: len(prompt.token_ids))
     runner.prefill(first)
-    used = (service for cell in runner.runnable(plan.cells) for service in (cell.oracle_engine, cell.engine))
-    services = tuple(dict.fromkeys(used))
+    services = engines_of(runner.runnable(plan.cells))
     with ThreadPoolExecutor(max(len(services), 1)) as pool:
         warm_ups = [pool.submit(runner.warm_up, service, first) for service in services]
         for prompt in others:
