@@ -85,6 +85,27 @@ BREACH_KINDS = frozenset(
 """Kinds in which the connector breaks its contract (vLLM's `KVConnectorBase_V1`). An engine may be excused for
 what it does then; reports keep these cells apart."""
 
+REPORTED_KINDS = frozenset(
+    {
+        FaultKind.REPORT,
+        FaultKind.DROP,
+        FaultKind.REOFFER,
+        FaultKind.REPORT_LATE,
+        FaultKind.FINISH_MISSING,
+        FaultKind.FINISH_SYNC,
+    }
+)
+"""Faults that tell vLLM which blocks are bad."""
+
+LOST_KINDS = frozenset({FaultKind.HANG, FaultKind.RAISE})
+"""Faults after which vLLM has to see for itself that a load did not end; none of its blocks can be used then."""
+
+BROKEN_KINDS = REPORTED_KINDS | LOST_KINDS
+"""Faults that vLLM can know of, and has to answer as its policy says: repair, or an error."""
+
+BAD_BLOCK_KINDS = BROKEN_KINDS | {FaultKind.SILENT}
+"""Faults after which a block does not hold what the store holds."""
+
 WHOLE_LOAD_KINDS = frozenset(
     {FaultKind.DELAY, FaultKind.HANG, FaultKind.RAISE, FaultKind.FINISH_TWICE, FaultKind.UNKNOWN_BLOCK}
 )

@@ -8,14 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from harness.judging.oracles import (
-    BROKEN_KINDS,
-    REPORTED_KINDS,
-    acceptable,
-    needed,
-    oracle_block_count,
-    shared_bad_block,
-)
+from harness.judging.oracles import acceptable, needed, oracle_block_count, shared_bad_block
 from harness.records import (
     Cell,
     Completion,
@@ -31,7 +24,7 @@ from harness.records import (
     Role,
     TokenChoice,
 )
-from services.faults import NO_FAULT, WHOLE_LOAD_KINDS, Fault, FaultKind, LoadMode, select
+from services.faults import BROKEN_KINDS, NO_FAULT, REPORTED_KINDS, WHOLE_LOAD_KINDS, Fault, FaultKind, LoadMode, select
 from services.journal import Event, EventName
 
 BLOCK_SIZE = 4

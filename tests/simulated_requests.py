@@ -9,9 +9,8 @@ import hashlib
 import re
 from dataclasses import dataclass
 
-from harness.judging.oracles import BROKEN_KINDS, LOST_KINDS
 from harness.records import Cell, Moment, PlannedRequest, Role
-from services.faults import LoadControl
+from services.faults import BROKEN_KINDS, LOST_KINDS, LoadControl
 from tests.fake_server import Client
 
 TIE_INDEX = 3

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from harness.judging import storage_checks
 from harness.judging.case import FAIL_POLICY, Case
 from harness.judging.comparison import Comparison, compare, failed_cleanly
-from harness.judging.oracles import BROKEN_KINDS, acceptable, oracle_name, reuse, shared_bad_block
+from harness.judging.oracles import acceptable, oracle_name, reuse, shared_bad_block
 from harness.records import Finding, OracleKey, RequestRecord, Role
+from services.faults import BROKEN_KINDS
 from services.journal import EventName
 
 

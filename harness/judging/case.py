@@ -36,6 +36,10 @@ class Case:
         """The blocks of each event of that name that the journal has for the request."""
         return tuple(e.blocks for e in self.observation.events if e.name is name and e.request == record.tag)
 
+    def first(self, record: RequestRecord, name: EventName) -> Blocks:
+        """The blocks of the first event of that name; empty without one."""
+        return next(iter(self.blocks(record, name)), ())
+
     def prompt(self, record: RequestRecord) -> Prompt:
         return self.prompts[record.planned.prompt_id]
 
@@ -47,5 +51,9 @@ def counted(lists: Iterable[Blocks]) -> Counter[int]:
     return Counter(block for blocks in lists for block in blocks)
 
 
+def named(blocks: Blocks) -> str:
+    return " ".join(map(str, blocks)) or "none"
+
+
 def listed(lists: Sequence[Blocks]) -> str:
-    return "; ".join(" ".join(map(str, blocks)) or "none" for blocks in lists) or "none"
+    return "; ".join(map(named, lists)) or "none"

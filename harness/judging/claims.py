@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator
 from harness.judging import process_checks, storage_checks
 from harness.judging.answers import comparison, right_answer, wanted
 from harness.judging.case import AFTERWARDS, Case, counted, listed
-from harness.judging.oracles import REPORTED_KINDS, reuse
+from harness.judging.oracles import reuse
 from harness.records import Finding, Role
+from services.faults import REPORTED_KINDS
 from services.journal import Event, EventName
 
 CACHE_USAGE_TOLERANCE = 1e-6

@@ -15,7 +15,6 @@ from harness.judging.answers import comparison
 from harness.judging.case import FAIL_POLICY, Case
 from harness.judging.checks import CHECKS
 from harness.judging.comparison import UNKNOWN_DTYPE, failed_cleanly, noise_band
-from harness.judging.oracles import BROKEN_KINDS
 from harness.planning.controls import controls_of, load_modes, undisturbed
 from harness.records import (
     Cell,
@@ -31,7 +30,7 @@ from harness.records import (
     Status,
     Verdict,
 )
-from services.faults import FaultKind
+from services.faults import BROKEN_KINDS, FaultKind
 from services.journal import EventName
 
 WRONG_ANSWERS = frozenset({Outcome.WRONG_OUTPUT, Outcome.POISONED, Outcome.COLLATERAL})

@@ -12,28 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from harness.judging.comparison import common_count
 from harness.records import Cell, OracleKey, OracleKind, PlannedRequest, Prompt, Role
-from services.faults import Fault, FaultKind, LoadMode, select
-
-REPORTED_KINDS = frozenset(
-    {
-        FaultKind.REPORT,
-        FaultKind.DROP,
-        FaultKind.REOFFER,
-        FaultKind.REPORT_LATE,
-        FaultKind.FINISH_MISSING,
-        FaultKind.FINISH_SYNC,
-    }
-)
-"""Faults that tell vLLM which blocks are bad."""
-
-LOST_KINDS = frozenset({FaultKind.HANG, FaultKind.RAISE})
-"""Faults after which vLLM has to see for itself that a load did not end; none of its blocks can be used then."""
-
-BROKEN_KINDS = REPORTED_KINDS | LOST_KINDS
-"""Faults that vLLM can know of, and has to answer as its policy says: repair, or an error."""
-
-BAD_BLOCK_KINDS = BROKEN_KINDS | {FaultKind.SILENT}
-"""Faults after which a block does not hold what the store holds."""
+from services.faults import BAD_BLOCK_KINDS, Fault, FaultKind, LoadMode, select
 
 
 def needed(cells: Iterable[Cell], prompts: Mapping[str, Prompt], block_size: int) -> tuple[OracleKey, ...]:

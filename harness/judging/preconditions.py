@@ -10,21 +10,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 
-from harness.judging import storage_checks
-from harness.judging.case import AFTERWARDS, Blocks, Case, counted, listed
+from harness.judging import process_checks, storage_checks
+from harness.judging.case import AFTERWARDS, Blocks, Case, counted, listed, named
 from harness.judging.comparison import answer_problem
-from harness.judging.oracles import (
-    BROKEN_KINDS,
-    REPORTED_KINDS,
-    essential,
-    needed,
-    oracle_block_count,
-    oracle_name,
-    recompute,
-    reuse,
-)
+from harness.judging.oracles import essential, needed, oracle_block_count, oracle_name, recompute, reuse
 from harness.records import Completion, Finding, Moment, OracleKey, OracleKind, RequestRecord, Role
-from services.faults import ALWAYS, WHOLE_LOAD_KINDS, Fault, FaultKind, LoadMode, select
+from services.faults import ALWAYS, BROKEN_KINDS, REPORTED_KINDS, WHOLE_LOAD_KINDS, Fault, FaultKind, LoadMode, select
 from services.journal import Event, EventName
 
 SHOWN_CHARS = 40
@@ -78,6 +69,24 @@ def kv_loaded(case: Case) -> Iterator[Finding]:
             ok = () not in whole and planned == whole and (loaded == whole or not began)
             got = f"planned {listed(planned)}, loaded {listed(loaded)}"
             yield Finding("kv-loaded", ok, request=record.tag, expected=f"blocks {listed((wanted,))}", got=got)
+
+
+def kv_loaded_again(case: Case) -> Iterator[Finding]:
+    """After a fault in storage or of a process, everything came from the store again: once the prefix cache was
+    cleared, and in an engine that was killed and came back. An engine that holds blocks keeps its prefix cache and is
+    not asked; that it holds them is a claim."""
+    if not (case.cell.storage or case.cell.process):
+        return
+    reloads = case.records(Role.RELOAD)
+    was_asked = len(reloads) == 1 or (reloads == () and not case.observation.settled)
+    yield Finding("reload-sent", was_asked, expected="1", got=str(len(reloads)))
+    from_new_engine = case.records(Role.CANARY) if process_checks.planned_exits(case) else ()
+    for record in (*from_new_engine, *reloads):
+        everything = tuple(range(case.prompt(record).full_block_count))
+        planned, loaded = (case.first(record, name) for name in (EventName.PLANNED, EventName.LOADED))
+        got = f"planned {named(planned)}, loaded {named(loaded)}"
+        ok = planned == loaded == everything
+        yield Finding("kv-loaded", ok, request=record.tag, expected=f"blocks {named(everything)}", got=got)
 
 
 def moments_met(case: Case) -> Iterator[Finding]:

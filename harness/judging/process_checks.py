@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from harness.faults.process_kinds import ProcessFault, ProcessKind, save_tag
-from harness.judging.case import Blocks, Case
+from harness.judging.case import Blocks, Case, named
 from harness.records import NOTHING, Completion, Damage, Finding, Outcome, RequestRecord, Role, VolumeFile
 from services.journal import Event, EventName
 from services.store import TEMPORARY_SUFFIX
@@ -59,7 +59,7 @@ def struck_as_planned(case: Case) -> Iterator[Finding]:
             payloads = _there(file for file in files if not file.file.startswith(INDEX_FOLDER))
             detail = "payloads on the volume when the producer was struck"
             ok = payloads == wanted and files != ()
-            yield Finding("fault-fired", ok, detail, expected=_words(wanted), got=_words(payloads))
+            yield Finding("fault-fired", ok, detail, expected=named(wanted), got=named(payloads))
 
 
 def producer_serves(case: Case) -> Iterator[Finding]:
@@ -76,25 +76,24 @@ def published_is_whole(case: Case) -> Iterator[Finding]:
     if fault and fault.is_of_prefill and _was_seen(case, fault):
         wanted, published = tuple(range(_block(case, fault) or 0)), _published(case)
         detail = "" if published == wanted else "index entries on the volume when the producer was struck"
-        yield Finding("published-whole", published == wanted, detail, expected=_words(wanted), got=_words(published))
+        yield Finding("published-whole", published == wanted, detail, expected=named(wanted), got=named(published))
 
 
 def kv_loaded_around(case: Case) -> Iterator[Finding]:
-    """The victim got what was published, or its load was begun; afterwards everything comes from the store."""
+    """The victim got what was published, or its load was begun. Not that it got no more: that is a claim."""
     if not (fault := case.cell.process):
         return
     for record in case.records(Role.VICTIM):
-        yield _victim_load(case, fault, record)
-    from_store = [Role.RELOAD, *([Role.CANARY] if fault.kind is ProcessKind.DECODE_KILLED_LOADING else [])]
-    for record in case.records(*from_store):
         everything = tuple(range(case.prompt(record).full_block_count))
-        planned, loaded = (_first(case, record, name) for name in (EventName.PLANNED, EventName.LOADED))
-        got = f"planned {_words(planned)}, loaded {_words(loaded)}"
-        ok = planned == loaded == everything
-        yield Finding("kv-loaded", ok, request=record.tag, expected=f"blocks {_words(everything)}", got=got)
-    reloads = case.records(Role.RELOAD)
-    ok = len(reloads) == 1 or (reloads == () and not case.observation.settled)
-    yield Finding("reload-sent", ok, expected="1", got=str(len(reloads)))
+        wanted = _published(case) if fault.is_of_prefill else everything
+        found, planned, loaded = (
+            case.first(record, name) for name in (EventName.LOOKUP, EventName.PLANNED, EventName.LOADED)
+        )
+        ok = case.blocks(record, EventName.LOOKUP) != () and found == planned and found[: len(wanted)] == wanted
+        if fault.is_of_prefill:
+            ok = ok and loaded[: len(wanted)] == wanted
+        got = f"found {named(found)}, planned {named(planned)}, loaded {named(loaded)}"
+        yield Finding("kv-loaded", ok, "", record.tag, f"blocks {named(wanted)}", got)
 
 
 def nothing_unpublished_loaded(case: Case) -> Iterator[Finding]:
@@ -103,9 +102,9 @@ def nothing_unpublished_loaded(case: Case) -> Iterator[Finding]:
     if fault and fault.is_of_prefill and _was_seen(case, fault):
         published = set(_published(case))
         for record in case.records(Role.VICTIM):
-            got = {block for name in (EventName.LOOKUP, EventName.LOADED) for block in _first(case, record, name)}
+            got = {block for name in (EventName.LOOKUP, EventName.LOADED) for block in case.first(record, name)}
             more = tuple(sorted(got - published))
-            detail = f"blocks {_words(more)} were found or loaded, and not published" if more else ""
+            detail = f"blocks {named(more)} were found or loaded, and not published" if more else ""
             yield Finding("nothing-unpublished", not more, detail, record.tag)
 
 
@@ -138,19 +137,6 @@ def volume_whole_again(case: Case) -> Iterator[Finding]:
     ok = not changed and before != set() and len(left) <= allowed
     detail = f"not as before: {', '.join([*sorted(changed), *left])}" if not ok else ""
     yield Finding("volume-unchanged", ok, detail, expected=f"{len(before)} files", got=f"{len(after)} files")
-
-
-def _victim_load(case: Case, fault: ProcessFault, record: RequestRecord) -> Finding:
-    """That it is not less than what was published; more is a claim of its own."""
-    wanted = _published(case) if fault.is_of_prefill else tuple(range(case.prompt(record).full_block_count))
-    found, planned, loaded = (
-        _first(case, record, name) for name in (EventName.LOOKUP, EventName.PLANNED, EventName.LOADED)
-    )
-    ok = case.blocks(record, EventName.LOOKUP) != () and found == planned and found[: len(wanted)] == wanted
-    if fault.is_of_prefill:
-        ok = ok and loaded[: len(wanted)] == wanted
-    got = f"found {_words(found)}, planned {_words(planned)}, loaded {_words(loaded)}"
-    return Finding("kv-loaded", ok, "", record.tag, f"blocks {_words(wanted)}", got)
 
 
 def _was_seen(case: Case, fault: ProcessFault) -> bool:
@@ -209,15 +195,7 @@ def _refusal(answer: Completion) -> str:
     return "" if answer.status_code == 200 and not answer.error else f"HTTP {answer.status_code}: {answer.error}"
 
 
-def _first(case: Case, record: RequestRecord, name: EventName) -> Blocks:
-    return next(iter(case.blocks(record, name)), ())
-
-
 def _named(event: Event) -> str:
     return (
-        f"{event.name} ({event.reason} of block {_words(event.blocks)})" if event.name is EventName.HELD else event.name
+        f"{event.name} ({event.reason} of block {named(event.blocks)})" if event.name is EventName.HELD else event.name
     )
-
-
-def _words(blocks: Blocks) -> str:
-    return " ".join(map(str, blocks)) or "none"

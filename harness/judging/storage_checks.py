@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from harness.faults.storage_kinds import HELD, REASONS, SAVE_ERRORS, SLOW_READ_S, UNSAVED, StorageFault, StorageKind
-from harness.judging.case import Blocks, Case
+from harness.judging.case import Blocks, Case, named
 from harness.judging.oracles import shared_bad_block, shared_block_count, victim_of
 from harness.records import Damage, Finding, Prompt, RequestRecord, Role
 from services.journal import EventName
@@ -23,7 +23,7 @@ def damage_done(case: Case) -> Iterator[Finding]:
         untouched = {damage.block for damage in damages if not _is_done(fault, damage)}
         done = tuple(sorted({damage.block for damage in damages} - untouched))
         wanted = _chosen(case, fault)
-        yield Finding("fault-fired", done == wanted != (), expected=f"{fault.kind} {_words(wanted)}", got=_words(done))
+        yield Finding("fault-fired", done == wanted != (), expected=f"{fault.kind} {named(wanted)}", got=named(done))
 
 
 def save_failed(case: Case) -> Iterator[Finding]:
@@ -36,8 +36,8 @@ def save_failed(case: Case) -> Iterator[Finding]:
         saved, (unsaved, reasons) = _saved(case), _unsaved(case)
         right = bool(reasons) and all(reason.startswith(tuple(_errors(fault))) for reason in reasons)
         ok = right and bad != () and saved == tuple(everything)[: bad[0]] and unsaved[:1] == bad
-        got = f"saved {_words(saved)}, not {_words(unsaved)} ({'; '.join(reasons) or 'no reason'})"
-        expected = f"not {_words(bad)} and what follows ({' or '.join(_errors(fault))})"
+        got = f"saved {named(saved)}, not {named(unsaved)} ({'; '.join(reasons) or 'no reason'})"
+        expected = f"not {named(bad)} and what follows ({' or '.join(_errors(fault))})"
         yield Finding("fault-fired", ok, request=record.tag, expected=expected, got=got)
 
 
@@ -64,15 +64,15 @@ def kv_loaded_beside_damage(case: Case) -> Iterator[Finding]:
     for record in case.records(Role.VICTIM):
         offered = _offered(case, fault, record)
         found, planned, loaded = (
-            _first(case, record, name) for name in (EventName.LOOKUP, EventName.PLANNED, EventName.LOADED)
+            case.first(record, name) for name in (EventName.LOOKUP, EventName.PLANNED, EventName.LOADED)
         )
         sound = set(offered) - (set(_chosen(case, fault)) if fault.fails else set())
         # What was found too much of a torn save is a finding of its own.
         found_right = found[: len(offered)] == offered if fault.kind in UNSAVED else found == offered
         looked_up = case.blocks(record, EventName.LOOKUP) != ()
         ok = looked_up and found_right and planned == found and sound <= set(loaded)
-        got = f"found {_words(found)}, planned {_words(planned)}, loaded {_words(loaded)}"
-        yield Finding("kv-loaded", ok, request=record.tag, expected=f"blocks {_words(offered)}", got=got)
+        got = f"found {named(found)}, planned {named(planned)}, loaded {named(loaded)}"
+        yield Finding("kv-loaded", ok, request=record.tag, expected=f"blocks {named(offered)}", got=got)
 
 
 def torn_block_not_found(case: Case) -> Iterator[Finding]:
@@ -84,7 +84,7 @@ def torn_block_not_found(case: Case) -> Iterator[Finding]:
         offered = _offered(case, fault, record)
         found = tuple(sorted({block for blocks in case.blocks(record, EventName.LOOKUP) for block in blocks}))
         ok = set(found) <= set(offered)
-        yield Finding("torn-block-found", ok, "", record.tag, f"at most {_words(offered)}", _words(found))
+        yield Finding("torn-block-found", ok, "", record.tag, f"at most {named(offered)}", named(found))
 
 
 def damage_noticed(case: Case) -> Iterator[Finding]:
@@ -98,23 +98,8 @@ def damage_noticed(case: Case) -> Iterator[Finding]:
         refused = _refused(case, record)
         ok = refused == tuple((block, REASONS[fault.kind]) for block in wanted) and set(wanted) <= set(reported)
         got = f"refused {', '.join(f'{block} ({reason})' for block, reason in refused) or 'none'}; "
-        expected = f"{_words(wanted)} ({REASONS[fault.kind]})" if wanted else "none"
-        yield Finding("failure-reported", ok, "", record.tag, expected, f"{got}reported {_words(reported)}")
-
-
-def reload_brought_everything(case: Case) -> Iterator[Finding]:
-    """With the files put back and an empty prefix cache, every block was loaded again. An engine that holds blocks
-    keeps its prefix cache and is not asked; that it holds them is a claim."""
-    if case.cell.storage:
-        reloads = case.records(Role.RELOAD)
-        ok = len(reloads) == 1 or (reloads == () and not case.observation.settled)
-        yield Finding("reload-sent", ok, expected="1", got=str(len(reloads)))
-        for record in reloads:
-            wanted = tuple(range(case.prompt(record).full_block_count))
-            planned, loaded = (_first(case, record, name) for name in (EventName.PLANNED, EventName.LOADED))
-            got = f"planned {_words(planned)}, loaded {_words(loaded)}"
-            ok = planned == loaded == wanted
-            yield Finding("kv-loaded", ok, request=record.tag, expected=f"blocks {_words(wanted)}", got=got)
+        expected = f"{named(wanted)} ({REASONS[fault.kind]})" if wanted else "none"
+        yield Finding("failure-reported", ok, "", record.tag, expected, f"{got}reported {named(reported)}")
 
 
 def volume_unchanged(case: Case) -> Iterator[Finding]:
@@ -215,13 +200,5 @@ def _refused(case: Case, record: RequestRecord) -> tuple[tuple[int, str], ...]:
     return tuple(sorted((block, event.reason) for event in failed for block in event.blocks))
 
 
-def _first(case: Case, record: RequestRecord, name: EventName) -> Blocks:
-    return next(iter(case.blocks(record, name)), ())
-
-
 def _all(case: Case, record: RequestRecord, name: EventName) -> Blocks:
     return tuple(block for blocks in case.blocks(record, name) for block in blocks)
-
-
-def _words(blocks: Blocks) -> str:
-    return " ".join(map(str, blocks)) or "none"

@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 
 from harness.faults.process_kinds import ProcessFault, ProcessKind
 from harness.faults.storage_kinds import StorageFault, StorageKind
-from harness.judging.oracles import BROKEN_KINDS
 from harness.planning.matrix_checks import fault_keys
 from harness.planning.matrix_words import AnyKind, CellsEntry, FaultEntry, WorkloadEntry
 from harness.records import Cell, Engine, Moment, Outcome, PlannedRequest, Role
-from services.faults import ALWAYS, BREACH_KINDS, NO_FAULT, BlockSelector, Fault, FaultKind, LoadMode
+from services.faults import ALWAYS, BREACH_KINDS, BROKEN_KINDS, NO_FAULT, BlockSelector, Fault, FaultKind, LoadMode
 
 ROBUSTNESS = "robustness"
 """The group of cells in which the connector breaks its contract on purpose."""
