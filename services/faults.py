@@ -53,6 +53,8 @@ class FaultKind(StrEnum):
     """The blocks hold garbage and nothing is reported: the control that the harness must catch."""
     DELAY = "delay"
     """The load is right but ends `delay_s` late."""
+    PENDING = "pending"
+    """The lookup answers "not yet" for `delay_s` seconds, counted from the first time; then all is right."""
     HANG = "hang"
     """An async load that never ends; nothing is reported, neither blocks nor that it finished."""
     RAISE = "raise"
@@ -107,9 +109,19 @@ BAD_BLOCK_KINDS = BROKEN_KINDS | {FaultKind.SILENT}
 """Faults after which a block does not hold what the store holds."""
 
 WHOLE_LOAD_KINDS = frozenset(
-    {FaultKind.DELAY, FaultKind.HANG, FaultKind.RAISE, FaultKind.FINISH_TWICE, FaultKind.UNKNOWN_BLOCK}
+    {
+        FaultKind.DELAY,
+        FaultKind.PENDING,
+        FaultKind.HANG,
+        FaultKind.RAISE,
+        FaultKind.FINISH_TWICE,
+        FaultKind.UNKNOWN_BLOCK,
+    }
 )
 """Kinds that strike a load as a whole; `Fault.blocks` says nothing to them."""
+
+DELAY_KINDS = frozenset({FaultKind.DELAY, FaultKind.PENDING})
+"""Kinds that take `Fault.delay_s`."""
 
 ASYNC_KINDS = frozenset({FaultKind.HANG, FaultKind.REOFFER, FaultKind.FINISH_MISSING, FaultKind.FINISH_TWICE})
 """Kinds that only an async load can have. A sync load that hangs stops the whole engine, by design; and vLLM never
@@ -231,6 +243,7 @@ def breakage(fault: Fault, loaded_block_count: int, earlier_load_count: int) -> 
         FaultKind.DROP: Breakage(withheld=chosen, reported=chosen),
         FaultKind.SILENT: Breakage(garbage=chosen),
         FaultKind.DELAY: Breakage(delay_s=fault.delay_s),
+        FaultKind.PENDING: NO_BREAKAGE,
         FaultKind.HANG: Breakage(extra_finishes=-1),
         FaultKind.RAISE: Breakage(raises=True),
         FaultKind.REOFFER: replace(reported, untold=True),
@@ -240,6 +253,11 @@ def breakage(fault: Fault, loaded_block_count: int, earlier_load_count: int) -> 
         FaultKind.FINISH_SYNC: replace(reported, extra_finishes=1),
         FaultKind.UNKNOWN_BLOCK: Breakage(unknown_count=1),
     }[fault.kind]
+
+
+def lookup_delay_s(fault: Fault, earlier_load_count: int) -> float:
+    """How long the lookup of a load that follows `earlier_load_count` loads of the same request answers "not yet"."""
+    return fault.delay_s if fault.kind is FaultKind.PENDING and earlier_load_count < fault.times else 0.0
 
 
 def to_params(control: LoadControl) -> dict[str, object]:

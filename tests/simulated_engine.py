@@ -18,7 +18,7 @@ from pathlib import Path
 from harness.records import Cell, Moment, Role
 from harness.running.runner import PREFILL
 from harness.stack import AttachStack
-from services.faults import NO_FAULT, FaultKind, LoadMode, parse_control
+from services.faults import NO_FAULT, FaultKind, LoadMode, lookup_delay_s, parse_control
 from services.journal import EventName, Journal
 from tests.engines import ENGINES
 from tests.fake_server import Behaviour, Client, engine_behaviours, refuse, reply, reset
@@ -280,6 +280,7 @@ vllm:cache_config_info{{block_size="{BLOCK_SIZE}",num_gpu_blocks="{BLOCK_COUNT +
         stored_count = stored(self._wrong, request, self._found(request, keys))
         blocks = tuple(range(cached_count, min(stored_count, control.offer_blocks)))
         mode = control.load if blocks and self._wrong is not Wrong.LOADS_SYNC else LoadMode.SYNC
+        self._wait_for_lookup(request, mode, blocks)
         self._write(EventName.OFFERED, request, mode, blocks)
         if not blocks:
             return Harm()
@@ -292,6 +293,15 @@ vllm:cache_config_info{{block_size="{BLOCK_SIZE}",num_gpu_blocks="{BLOCK_COUNT +
             if not offered_again(request, blocks, done):
                 break
         return done
+
+    def _wait_for_lookup(self, request: Request, mode: LoadMode, blocks: Blocks) -> None:
+        delay_s = lookup_delay_s(request.control.fault, 0)
+        if not blocks or not delay_s:
+            return
+        self._write(EventName.FAULT_FIRED, request, mode, blocks, request.control.fault.kind)
+        if self._wrong is Wrong.PENDING_IS_FINAL:
+            raise StarvedError
+        time.sleep(delay_s)
 
     # What a store does; here it is a set of prefixes.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ with warnings.catch_warnings():
 BLOCK_SIZE = 4
 BLOCK_COUNT = 12
 BLOCK_IDS = [5, 6, 7]
+WAIT_S = 20.0
+"""For what must come."""
 ASYNC, SYNC = LoadMode.ASYNC, LoadMode.SYNC
 
 
@@ -38,8 +41,10 @@ class Inner:
     told: list[set[int]] = field(default_factory=list)
     finished: set[str] = field(default_factory=set)
     to_load: list[int] = field(default_factory=list)
+    lookup_count: int = 0
 
     def get_num_new_matched_tokens(self, *_: object) -> tuple[int, bool]:
+        self.lookup_count += 1
         return len(BLOCK_IDS) * BLOCK_SIZE, self.mode is ASYNC
 
     def update_state_after_alloc(self, request: SimpleNamespace, *_: object) -> None:
@@ -160,7 +165,10 @@ class Bench:
 
 @pytest.fixture(params=[by_get_finished, by_get_transfer_results])
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Bench]:
-    return lambda kind, mode, blocks="first", times=1: Bench(tmp_path, Fault(kind, blocks, times), mode, request.param)
+    def make(kind: FaultKind, mode: LoadMode, blocks: object = "first", times: int = 1, delay_s: float = 0.0) -> Bench:
+        return Bench(tmp_path, Fault(kind, blocks, times, delay_s), mode, request.param)
+
+    return make
 
 
 def reported(*block_ids: int, finished: bool = False) -> Step:
@@ -269,3 +277,38 @@ def test_other_requests_failures_are_told(bench: Callable[..., Bench]) -> None:
     broken.connector.request_finished(broken.request, BLOCK_IDS)
     broken.connector.update_connector_output(Output({5, 9}))
     assert broken.inner.told[-1] == {5, 9}
+
+
+def lookup(broken: Bench) -> tuple[int | None, bool]:
+    return broken.connector.get_num_new_matched_tokens(broken.request, 0)
+
+
+@pytest.mark.parametrize("mode", [SYNC, ASYNC])
+def test_a_pending_lookup_has_no_answer_and_asks_nobody(bench: Callable[..., Bench], mode: LoadMode) -> None:
+    broken = bench(FaultKind.PENDING, mode, delay_s=WAIT_S)
+    assert [lookup(broken) for _ in range(3)] == [(None, False)] * 3
+    assert broken.inner.lookup_count == 1
+    assert broken.fired() == [(FaultKind.PENDING, (0, 1, 2))]
+    assert broken.events(EventName.OFFERED) == []
+
+
+@pytest.mark.parametrize("mode", [SYNC, ASYNC])
+def test_once_its_time_is_over_a_lookup_offers_what_there_is(bench: Callable[..., Bench], mode: LoadMode) -> None:
+    broken = bench(FaultKind.PENDING, mode, delay_s=0.05)
+    began_s = time.monotonic()
+    while lookup(broken) == (None, False):
+        assert time.monotonic() < began_s + WAIT_S
+    assert time.monotonic() - began_s >= 0.05
+    assert lookup(broken) == (len(BLOCK_IDS) * BLOCK_SIZE, mode is ASYNC)
+    assert broken.steps(2) == [FINISHED if mode is ASYNC else NOTHING, NOTHING]
+    assert [event.blocks for event in broken.events(EventName.LOADED)] == [(0, 1, 2)]
+    assert broken.fired() == [(FaultKind.PENDING, (0, 1, 2))]
+
+
+def test_the_lookup_of_a_later_load_is_pending_as_often_as_asked_for(bench: Callable[..., Bench]) -> None:
+    broken = bench(FaultKind.PENDING, ASYNC, times=2, delay_s=0.01)
+    for _ in range(3):
+        while lookup(broken) == (None, False):
+            pass
+        broken.steps(1)
+    assert broken.fired() == [(FaultKind.PENDING, (0, 1, 2))] * 2

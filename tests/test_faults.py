@@ -30,10 +30,14 @@ from services.faults import (
     LoadControl,
     LoadMode,
     breakage,
+    lookup_delay_s,
     parse_control,
     select,
     to_params,
 )
+
+NOT_OF_LOADS = {FaultKind.NONE, FaultKind.PENDING}
+"""Kinds that leave the load itself alone."""
 
 FAULTS = st.builds(
     Fault,
@@ -150,6 +154,7 @@ def test_select(blocks: BlockSelector, loaded_block_count: int, expected: tuple[
         (FaultKind.DROP, Breakage(withheld=(1, 2), reported=(1, 2))),
         (FaultKind.SILENT, Breakage(garbage=(1, 2))),
         (FaultKind.DELAY, Breakage(delay_s=0.5)),
+        (FaultKind.PENDING, NO_BREAKAGE),
         (FaultKind.HANG, Breakage(extra_finishes=-1)),
         (FaultKind.RAISE, Breakage(raises=True)),
         (FaultKind.REOFFER, Breakage(garbage=(1, 2), reported=(1, 2), untold=True)),
@@ -163,10 +168,10 @@ def test_select(blocks: BlockSelector, loaded_block_count: int, expected: tuple[
 def test_breakage_of_each_kind(kind: FaultKind, expected: Breakage) -> None:
     found = breakage(Fault(kind, (1, 2), delay_s=0.5), loaded_block_count=4, earlier_load_count=0)
     assert found == expected
-    assert found.fires == (kind is not FaultKind.NONE)
+    assert found.fires == (kind not in NOT_OF_LOADS)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in FaultKind if kind is not FaultKind.NONE])
+@pytest.mark.parametrize("kind", sorted(set(FaultKind) - NOT_OF_LOADS))
 @pytest.mark.parametrize(
     ("times", "fired"),
     [(0, [False, False, False]), (1, [True, False, False]), (2, [True, True, False]), (ALWAYS, [True, True, True])],
@@ -186,7 +191,7 @@ def test_a_fault_without_a_loaded_block_does_not_fire(kind: FaultKind) -> None:
     assert not breakage(Fault(kind, (5,)), 5, 0).fires
 
 
-@pytest.mark.parametrize("kind", sorted(WHOLE_LOAD_KINDS))
+@pytest.mark.parametrize("kind", sorted(WHOLE_LOAD_KINDS - NOT_OF_LOADS))
 def test_a_fault_of_a_whole_load_strikes_whatever_blocks_are_named(kind: FaultKind) -> None:
     assert breakage(Fault(kind, (5,), delay_s=1.0), 5, 0).fires
     assert not breakage(Fault(kind, delay_s=1.0), 0, 0).fires
@@ -194,3 +199,14 @@ def test_a_fault_of_a_whole_load_strikes_whatever_blocks_are_named(kind: FaultKi
 
 def test_a_delay_of_nothing_does_not_fire() -> None:
     assert not breakage(Fault(FaultKind.DELAY), 3, 0).fires
+
+
+@pytest.mark.parametrize(("times", "delays_s"), [(1, [0.5, 0, 0]), (2, [0.5, 0.5, 0]), (ALWAYS, [0.5, 0.5, 0.5])])
+def test_the_lookups_of_as_many_loads_as_are_to_be_broken_take_their_time(times: int, delays_s: list[float]) -> None:
+    fault = Fault(FaultKind.PENDING, times=times, delay_s=0.5)
+    assert [lookup_delay_s(fault, earlier) for earlier in range(3)] == delays_s
+
+
+@pytest.mark.parametrize("kind", sorted(set(FaultKind) - {FaultKind.PENDING}))
+def test_lookups_of_other_kinds_are_answered_at_once(kind: FaultKind) -> None:
+    assert lookup_delay_s(Fault(kind, delay_s=0.5), 0) == 0

@@ -17,7 +17,7 @@ from tests.engines import ENGINES
 
 MATRICES = Path(__file__).parents[1] / "harness" / "matrix"
 EXAMPLE = MATRICES / "example.yaml"
-ROBUSTNESS_KINDS = BREACH_KINDS | {FaultKind.HANG, FaultKind.RAISE, FaultKind.REOFFER}
+ROBUSTNESS_KINDS = BREACH_KINDS | {FaultKind.PENDING, FaultKind.HANG, FaultKind.RAISE, FaultKind.REOFFER}
 
 HEAD = """
 schema: 1
@@ -120,6 +120,7 @@ def test_a_whole_cell(tmp_path: Path) -> None:
         ("decode-fail", "{kind: report}", Outcome.FAILED_CLEANLY, False),
         ("decode-fail", "{kind: drop}", Outcome.FAILED_CLEANLY, False),
         ("decode-fail", "{kind: delay, delay_s: 1}", Outcome.LOADED, False),
+        ("decode-fail", "{kind: pending, delay_s: 1}", Outcome.LOADED, False),
         ("decode-recompute", "{kind: raise}", Outcome.RECOVERED, False),
         ("decode-fail", "{kind: raise}", Outcome.FAILED_CLEANLY, False),
         ("decode-recompute", "{kind: report_late}", Outcome.RECOVERED, False),
@@ -378,7 +379,7 @@ def many(tmp_path: Path) -> list[str]:
         "input should be a valid integer, not True @ cells.1.max_tokens (line 24)",
         "'the first one' does not fit @ cells.2.report (line 26; such as vllm#19329 or owner/repository#7)",
         "decode-baseline has no fault injector @ cells.3.engine (line 31; valid with kind none only)",
-        "delay_s means nothing for kind report @ cells.3.fault.delay_s (line 33; it belongs to delay)",
+        "delay_s means nothing for kind report @ cells.3.fault.delay_s (line 33; it belongs to delay, pending)",
         "mix with 2 sharers and 1 bystanders @ cells.3.workload (line 34; one of each, or kind group)",
         "unknown prompt 'harbur' @ cells.3.workload.victim (line 34; did you mean harbour? "
         "valid: Harbour, harbour, bakery, library, ferry)",
@@ -409,7 +410,11 @@ def test_mistakes_come_in_the_order_of_the_file(many: list[str]) -> None:
         ),
         (
             "workload: {victim: harbour}, fault: {kind: delay}",
-            "delay_s is missing @ cells.0.fault.delay_s (line 17; seconds, for kind delay)",
+            "delay_s is missing @ cells.0.fault.delay_s (line 17; seconds, for kind delay and pending)",
+        ),
+        (
+            "workload: {victim: harbour}, fault: {kind: pending}",
+            "delay_s is missing @ cells.0.fault.delay_s (line 17; seconds, for kind delay and pending)",
         ),
         (
             "workload: {victim: harbour}, fault: {kind: delay, delay_s: 1, blocks: all}",

@@ -694,6 +694,7 @@ def test_of_a_skipped_cell_no_difference_is_shown(write: Callable[[Report], str]
         (Fault(FaultKind.REPORT, (0, 2), ALWAYS), "report 0,2 always"),
         (Fault(FaultKind.SILENT, "last", 2), "silent last 2 times"),
         (Fault(FaultKind.DELAY, delay_s=1.5), "delay 1.5 s"),
+        (Fault(FaultKind.PENDING, delay_s=0.25, times=ALWAYS), "pending 0.25 s always"),
         (Fault(FaultKind.HANG), "hang"),
         (Fault(FaultKind.RAISE, times=ALWAYS), "raise always"),
         (Fault(FaultKind.REPORT_LATE, "first"), "report_late first"),

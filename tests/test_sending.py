@@ -26,7 +26,7 @@ class Stage:
     """What the engine shows. `answers[i]` lets the request with index i come back."""
 
     events: list[Event] = field(default_factory=list)
-    running_count: int = 0
+    request_count: int = 0
     order: list[int] = field(default_factory=list)
     sent: dict[int, threading.Event] = field(default_factory=lambda: {i: threading.Event() for i in range(4)})
     answers: dict[int, threading.Event] = field(default_factory=lambda: {i: threading.Event() for i in range(4)})
@@ -58,7 +58,7 @@ class Sending(threading.Thread):
         self.records: tuple[RequestRecord, ...] = ()
 
     def run(self) -> None:
-        cues = Cues(lambda: tuple(self._stage.events), lambda: self._stage.running_count)
+        cues = Cues(lambda: tuple(self._stage.events), lambda: self._stage.request_count)
         self.records = send_all(replace(cell(), requests=self._requests), self._stage.send, cues)
 
     def finish(self) -> None:
@@ -74,7 +74,14 @@ def stage() -> Stage:
     return Stage()
 
 
-@pytest.mark.parametrize(("moment", "name"), [(Moment.LOADING, EventName.PLANNED), (Moment.REPAIR, EventName.REPORTED)])
+@pytest.mark.parametrize(
+    ("moment", "name"),
+    [
+        (Moment.LOADING, EventName.PLANNED),
+        (Moment.LOADING, EventName.FAULT_FIRED),
+        (Moment.REPAIR, EventName.REPORTED),
+    ],
+)
 def test_a_request_waits_for_its_event(stage: Stage, moment: Moment, name: EventName) -> None:
     running = Sending(stage, VICTIM, replace(OTHER, sent=moment))
     running.start()
@@ -86,14 +93,14 @@ def test_a_request_waits_for_its_event(stage: Stage, moment: Moment, name: Event
     running.finish()
 
 
-def test_requests_ahead_run_before_the_victim_is_sent(stage: Stage) -> None:
+def test_the_engine_has_the_requests_ahead_before_the_victim_is_sent(stage: Stage) -> None:
     running = Sending(stage, replace(OTHER, sent=Moment.AHEAD), replace(OTHER, sent=Moment.AHEAD), VICTIM)
     running.start()
     assert stage.sent[0].wait(WAIT_S)
     assert stage.sent[1].wait(WAIT_S)
-    stage.running_count = 1
+    stage.request_count = 1
     assert not stage.sent[2].wait(0.05)
-    stage.running_count = 2
+    stage.request_count = 2
     assert stage.sent[2].wait(WAIT_S)
     running.finish()
 

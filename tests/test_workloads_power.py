@@ -14,7 +14,7 @@ from harness.planning.plan import load_plan, select_cells
 from harness.records import Cell, Plan, Report, Role
 from harness.run_folder import RunFolder
 from harness.running import client, phases, runner
-from services.faults import LoadMode
+from services.faults import FaultKind, LoadMode
 from tests.engines import ENGINES
 from tests.power import (
     COLLATERAL,
@@ -83,6 +83,8 @@ CASES = (
         "in-time",
         ("*-all-parked", "*-full-pool"),
     ),
+    Case(Wrong.PARKED_LOADS_BLOCK, {"*-unhindered": HUNG}, 1, "in-time", ("*-pending-*",)),
+    Case(Wrong.PENDING_IS_FINAL, {"*-pending-*": HUNG}, 1, "in-time", ("recompute-pending-*",)),
     Case(
         Wrong.FULL_POOL_IS_FINAL,
         {"*-full-pool": HUNG, "*-preempted": HUNG},
@@ -117,7 +119,9 @@ def impatient(cell: Cell, wrong: Wrong) -> Cell:
     match wrong:
         case Wrong.FULL_POOL_IS_FINAL if cell.id.endswith(("-full-pool", "-preempted")):
             return replace(cell, deadline_s=DEADLINE_S)
-        case Wrong.PARKED_LOADS_BLOCK if cell.id.endswith("-all-parked"):
+        case Wrong.PENDING_IS_FINAL if cell.fault.kind is FaultKind.PENDING:
+            return replace(cell, deadline_s=2 * BYSTANDER_DEADLINE_S)
+        case Wrong.PARKED_LOADS_BLOCK if cell.id.endswith(("-all-parked", "-unhindered")):
             requests = (
                 replace(request, deadline_s=BYSTANDER_DEADLINE_S)
                 if request.role is Role.BYSTANDER

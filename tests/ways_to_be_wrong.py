@@ -114,6 +114,8 @@ class Wrong(StrEnum):
     """Who comes after a late load waits for it, whether it needs any block or not."""
     FULL_POOL_IS_FINAL = "full-pool-is-final"
     """Who finds too few blocks never gets any."""
+    PENDING_IS_FINAL = "pending-is-final"
+    """A lookup that was not answered at once is never asked again."""
     PREEMPTS_NOBODY = "preempts-nobody"
     PREEMPTION_SPOILS_OTHERS = "preemption-spoils-others"
     """Who gets the blocks of a preempted request computes on what it left in them."""

@@ -11,7 +11,7 @@ from harness.faults.storage_kinds import LONE, OF_WHOLE_VOLUME, StorageKind
 from harness.planning.matrix_file import Location, Problem, choose
 from harness.planning.matrix_words import WORD_PATTERN, WORD_RULE, AnyKind, CellsEntry, FaultEntry, WorkloadEntry
 from harness.records import BASELINE, PromptSpec
-from services.faults import ASYNC_KINDS, SYNC_KINDS, WHOLE_LOAD_KINDS, FaultKind
+from services.faults import ASYNC_KINDS, DELAY_KINDS, SYNC_KINDS, WHOLE_LOAD_KINDS, FaultKind
 
 
 def fault_keys(kind: AnyKind) -> tuple[str, ...]:
@@ -23,7 +23,7 @@ def fault_keys(kind: AnyKind) -> tuple[str, ...]:
     match kind:
         case FaultKind.NONE:
             return ()
-        case FaultKind.DELAY:
+        case _ if kind in DELAY_KINDS:
             return ("times", "delay_s")
         case _ if kind in WHOLE_LOAD_KINDS:
             return ("times",)
@@ -95,8 +95,8 @@ def _fault_problems(fault: FaultEntry, at: Location) -> Iterator[Problem]:
     for key in sorted(fault.model_fields_set - {"kind"} - used):
         kinds = ", ".join(kind for kind in FaultKind if key in fault_keys(kind))
         yield Problem(f"{key} means nothing for kind {', '.join(fault.kind)}", (*at, key), f"it belongs to {kinds}")
-    if FaultKind.DELAY in fault.kind and "delay_s" not in fault.model_fields_set:
-        yield Problem("delay_s is missing", (*at, "delay_s"), "seconds, for kind delay")
+    if DELAY_KINDS.intersection(fault.kind) and "delay_s" not in fault.model_fields_set:
+        yield Problem("delay_s is missing", (*at, "delay_s"), f"seconds, for kind {' and '.join(sorted(DELAY_KINDS))}")
 
 
 def _process_problems(entry: CellsEntry, at: Location) -> Iterator[Problem]:

@@ -173,7 +173,7 @@ class FaultEntry(Entry):
     """How many loads of the request are broken, 1 if not given. Where fewer loads take place than are to be broken, the
     cell proves nothing."""
     delay_s: Axis[Annotated[float, Field(gt=0)]] | None = None
-    """How many seconds late the load ends; kind `delay` needs it."""
+    """How many seconds late the load ends (kind `delay`), or its lookup is answered (`pending`); both need it."""
 
 
 class WorkloadEntry(Entry):

@@ -25,7 +25,7 @@ from harness.records import (
     TokenChoice,
     Verdict,
 )
-from services.faults import ALWAYS, WHOLE_LOAD_KINDS, Fault, FaultKind
+from services.faults import ALWAYS, DELAY_KINDS, WHOLE_LOAD_KINDS, Fault, FaultKind
 
 STATUS_ORDER = tuple(Status)
 RUN_OUTCOMES = {0: "pass", 1: "fail", 2: "inconclusive", 3: "error"}
@@ -163,7 +163,7 @@ def fault_words(fault: Fault) -> str:
         return "none"
     blocks = ",".join(map(str, fault.blocks)) if isinstance(fault.blocks, tuple) else fault.blocks
     where = "" if fault.kind in WHOLE_LOAD_KINDS else blocks
-    what = f"{fault.delay_s:g} s" if fault.kind is FaultKind.DELAY else where
+    what = f"{fault.delay_s:g} s" if fault.kind in DELAY_KINDS else where
     times = {1: "", ALWAYS: "always"}.get(fault.times, f"{fault.times} times")
     return " ".join(part for part in (fault.kind, what, times) if part)
 

@@ -200,7 +200,11 @@ class Runner:
         def send(planned: PlannedRequest, index: int, departure: Departure) -> RequestRecord:
             return self._send(cell, planned, index, began_s, departure)
 
-        return send_all(cell, send, Cues(journal.events, lambda: self._state(cell.engine).running_count))
+        def request_count() -> int:
+            state = self._state(cell.engine)
+            return state.running_count + state.waiting_count
+
+        return send_all(cell, send, Cues(journal.events, request_count))
 
     def _send(
         self, cell: Cell, planned: PlannedRequest, index: int, began_s: float, departure: Departure | None = None

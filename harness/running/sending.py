@@ -1,6 +1,6 @@
 """Sends the requests of a cell, each at its moment, and has clients leave at theirs; no opinion.
 
-The runner calls it. A moment is an event: something in the engine's journal, requests that run, an answer. One that
+The runner calls it. A moment is an event: something in the engine's journal, requests that it has, an answer. One that
 does not come within CUE_DEADLINE_S seconds is not waited for any longer; the judge sees that it was missed.
 """
 
@@ -22,10 +22,11 @@ CUE_POLL_S = 0.002
 
 @dataclass(frozen=True)
 class Cues:
-    """What tells the moments: the engine's journal since the cell began, and how many requests it runs."""
+    """What tells the moments: the engine's journal since the cell began, and how many requests it has, be they running
+    or in its queue: it serves them in the order in which they came."""
 
     events: Callable[[], tuple[Event, ...]]
-    running_count: Callable[[], int]
+    request_count: Callable[[], int]
 
 
 Send = Callable[[PlannedRequest, int, Departure], RequestRecord]
@@ -72,9 +73,11 @@ class _Sending:
             case Moment.AHEAD:
                 return True
             case Moment.START:
-                return self._are_done(self._sent) or cues.running_count() >= len(self._sent)
+                return self._are_done(self._sent) or cues.request_count() >= len(self._sent)
             case Moment.LOADING:
-                return _count(cues, EventName.PLANNED) > 0 or self._are_done(victims)
+                # A lookup that is pending has no blocks yet; every other fault fires later.
+                began = _count(cues, EventName.PLANNED) + _count(cues, EventName.FAULT_FIRED)
+                return began > 0 or self._are_done(victims)
             case Moment.REPAIR:
                 return _count(cues, EventName.REPORTED) > 0 or self._are_done(victims)
             case Moment.GONE:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from services.faults import (
     LoadControl,
     LoadMode,
     breakage,
+    lookup_delay_s,
     parse_control,
 )
 from services.journal import EventName, Journal
@@ -33,8 +35,9 @@ class SchedulerSide:
         self._inner, self._journal = inner, journal
         self._block_size, self._allow_faults = block_size, allow_faults
         self._controls: dict[str, LoadControl] = {}
-        self._offers: dict[str, tuple[int, int, LoadMode]] = {}
+        self._offers: dict[str, tuple[int, LoadMode, tuple[int, ...]]] = {}
         self._load_counts: dict[str, int] = {}
+        self._pending_until_s: dict[str, float] = {}
         self._untold: dict[str, frozenset[int]] = {}
         self._planned: list[Load] = []
 
@@ -42,23 +45,31 @@ class SchedulerSide:
         control = self._control(request)
         if control.load is LoadMode.OFF:
             return 0, False
+        if time.monotonic() < self._pending_until_s.get(request.request_id, 0.0):
+            return None, False
         offered, is_async = self._inner.get_num_new_matched_tokens(request, num_computed_tokens)
         if offered is None:
             return None, is_async
         if offered > 0:
             offered = min(offered, max(0, control.offer_blocks * self._block_size - num_computed_tokens))
             is_async = is_async and offered > 0
-        self._note_offer(request, num_computed_tokens, offered, LoadMode.ASYNC if is_async else LoadMode.SYNC)
+        mode = LoadMode.ASYNC if is_async else LoadMode.SYNC
+        first = num_computed_tokens // self._block_size
+        blocks = tuple(range(first, first + offered // self._block_size))
+        if self._begins_to_pend(request, mode, blocks):
+            return None, False
+        self._note_offer(request, first, mode, blocks)
         return offered, is_async
 
     def plan_load(self, request: Request, block_ids: list[int], num_external_tokens: int) -> None:
         if num_external_tokens <= 0:
             return
         control = self._control(request)
-        first, _, mode = self._offers[request.request_id]
+        first, mode, _ = self._offers[request.request_id]
         end = first + -(-num_external_tokens // self._block_size)
         earlier = self._load_counts.get(request.request_id, 0)
         self._load_counts[request.request_id] = earlier + 1
+        self._pending_until_s.pop(request.request_id, None)
         load = Load(
             request.request_id,
             _tag(control, request),
@@ -90,7 +101,7 @@ class SchedulerSide:
 
     def forget(self, request: Request) -> None:
         self._journal.write(EventName.RELEASED, request=_tag(self._control(request), request))
-        for known in (self._controls, self._offers, self._load_counts, self._untold):
+        for known in (self._controls, self._offers, self._load_counts, self._untold, self._pending_until_s):
             known.pop(request.request_id, None)
 
     def _control(self, request: Request) -> LoadControl:
@@ -112,13 +123,28 @@ class SchedulerSide:
             return replace(control, fault=NO_FAULT)
         return control
 
-    def _note_offer(self, request: Request, num_computed_tokens: int, offered: int, mode: LoadMode) -> None:
+    def _begins_to_pend(self, request: Request, mode: LoadMode, blocks: tuple[int, ...]) -> bool:
+        """Whether this lookup, the first of its load, is to be answered "not yet"; from now on for its time."""
+        control, earlier = self._control(request), self._load_counts.get(request.request_id, 0)
+        delay_s = lookup_delay_s(control.fault, earlier)
+        if not blocks or delay_s == 0 or request.request_id in self._pending_until_s:
+            return False
+        self._pending_until_s[request.request_id] = time.monotonic() + delay_s
+        self._journal.write(
+            EventName.FAULT_FIRED,
+            request=_tag(control, request),
+            mode=mode,
+            blocks=blocks,
+            reason=control.fault.kind,
+            duration_s=delay_s,
+        )
+        return True
+
+    def _note_offer(self, request: Request, first: int, mode: LoadMode, blocks: tuple[int, ...]) -> None:
         """vLLM may ask again in every step until there is room; an answer is journaled when it changes."""
-        first = num_computed_tokens // self._block_size
-        offer = (first, offered, mode)
+        offer = (first, mode, blocks)
         if self._offers.get(request.request_id) != offer:
             self._offers[request.request_id] = offer
-            blocks = tuple(range(first, first + offered // self._block_size))
             self._journal.write(
                 EventName.OFFERED, request=_tag(self._control(request), request), mode=mode, blocks=blocks
             )
