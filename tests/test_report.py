@@ -50,10 +50,14 @@ from harness.records import (
 )
 from harness.report import print_report, write_reports
 from harness.report.as_html import (
+    EVENTS_MAX,
     LOG_CHARACTERS_MAX,
+    LOG_LINES_MAX,
     TOKENS_AFTER,
     TOKENS_BEFORE,
+    WHOLE_CELLS_MAX,
     Settings,
+    ends,
     log_line,
     settings,
     to_html,
@@ -67,6 +71,7 @@ from harness.report.view import broken_words, difference_words, fault_words, rep
 from services.faults import ALWAYS, NO_FAULT, Fault, FaultKind
 from services.journal import Event, EventName
 from tests import builders
+from tests.report_builders import many_cells, run_report
 
 EVIL = "<script>alert(1)</script> ]]> `a` ``b`` [bold]x[/bold] | \x1b[31m \x00 \u202e {{ 7 * 7 }}"
 DROP_FIRST = Fault(FaultKind.DROP, "first")
@@ -568,6 +573,30 @@ def test_settings_in_which_engines_differ_are_kept_apart() -> None:
 def test_long_log_lines_are_cut() -> None:
     assert log_line("x" * 1000) == "x" * LOG_CHARACTERS_MAX + "…"
     assert log_line("a\tb") == "a\\tb"
+
+
+def test_of_many_red_cells_the_first_are_shown_whole_and_the_file_stays_small() -> None:
+    cells = many_cells(200)
+    log_lines = ("a line of the log",) * LOG_LINES_MAX
+    page = to_html(run_report(cells, {cell.id: f"something else {cell.id}" for cell in cells}, log_lines))
+    red = page.count('<details class="cell fail"')
+    assert red > 2 * WHOLE_CELLS_MAX
+    assert page.count("<summary>Engine log") == page.count("<summary>Journal") == WHOLE_CELLS_MAX
+    not_green = page.count('<details class="cell inconclusive"') + red
+    assert page.count("In short: ") == not_green - WHOLE_CELLS_MAX
+    assert len(page.encode()) < 2_000_000
+
+
+def test_of_a_long_journal_both_ends_are_shown() -> None:
+    report = report_of()
+    (event,) = report.observations[0].events
+    events = tuple(replace(event, time_s=event.time_s + second) for second in range(EVENTS_MAX + 1))
+    assert ends(events[:-1]) == (events[:-1], ())
+    assert ends(events) == (events[: EVENTS_MAX // 2], events[-(EVENTS_MAX // 2) :])
+    long = tuple(replace(seen, events=events) for seen in report.observations)
+    journal = to_html(replace(report, observations=long)).split('<pre class="journal">')[1].split("</pre>")[0]
+    assert len(journal.strip().splitlines()) == EVENTS_MAX + 1
+    assert f"\n{'…'}\n" in journal
 
 
 # junit.xml

@@ -102,7 +102,7 @@ def test_what_is_not_plain_about_a_request_is_said() -> None:
     assert story.request_words(odd, {}, 4) == (
         "victim: prompt victim; load sync; chat; "
         "sent at: repair (vLLM has been told that blocks of the victim's load are bad); "
-        "its client leaves at: loading (vLLM has given blocks to the victim's load)"
+        "its client leaves at: loading (vLLM has given blocks to the victim's load, or was told to ask for it later)"
     )
     assert story.workload(replace(builders.cell(), requests=(odd,), preempts=True)) == "chat, given up, preempted"
 

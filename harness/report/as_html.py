@@ -20,6 +20,7 @@ from harness.records import BASELINE, Difference, EngineInfo, Report, TokenChoic
 from harness.report import cost, story, timeline, view
 from harness.report.cost_chart import chart
 from harness.report.picture import SIGNS, picture
+from services.journal import Event
 
 FOLDER = Path(__file__).parent / "html"
 LOG_LINES_MAX = 30
@@ -27,6 +28,10 @@ LOG_CHARACTERS_MAX = 300
 PROMPT_CHARACTERS_MAX = 2000
 DIFFERENCES_MAX = 3
 """Shown in full in one cell; the others take a line each."""
+WHOLE_CELLS_MAX = 25
+"""Not green, and shown with journal, log and lists; the file must open quickly where nearly all is red, too."""
+EVENTS_MAX = 100
+"""Of a cell's journal; half of them its first, half its last."""
 TOKENS_BEFORE = 8
 TOKENS_AFTER = 16
 """How much of two completions is shown around their first difference."""
@@ -59,13 +64,15 @@ def to_html(report: Report) -> str:
     """The whole report as HTML."""
     style, script = ((FOLDER / name).read_text("utf-8") for name in ("report.css", "report.js"))
     judged = view.rows(report)
+    not_green = story.not_green(judged)
     return (
         _environment()
         .get_template("report.html")
         .render(
             report=report,
             rows=judged,
-            not_green=story.not_green(judged),
+            not_green=not_green,
+            shown_whole={row.cell.id for row in not_green[:WHOLE_CELLS_MAX]},
             picture=picture(judged),
             observations={observation.cell_id: observation for observation in report.observations},
             prompts={prompt.id: prompt for prompt in report.prompts},
@@ -115,6 +122,7 @@ def _environment() -> Environment:
         event_words=timeline.event_words,
         chart=chart,
         signs=SIGNS,
+        ends=ends,
         token_pairs=token_pairs,
         top_pairs=top_pairs,
         log_lines_max=LOG_LINES_MAX,
@@ -127,6 +135,12 @@ def log_line(text: str) -> str:
     """A line of an engine's log, cut where it is very long; the file has it whole."""
     shown = view.one_line(text)
     return shown if len(shown) <= LOG_CHARACTERS_MAX else f"{shown[:LOG_CHARACTERS_MAX]}…"
+
+
+def ends(events: tuple[Event, ...]) -> tuple[tuple[Event, ...], tuple[Event, ...]]:
+    """A journal's first and last events, where it is very long; else all of them, and none."""
+    half = EVENTS_MAX // 2
+    return (events[:half], events[-half:]) if len(events) > EVENTS_MAX else (events, ())
 
 
 def prompt_text(text: str) -> str:
