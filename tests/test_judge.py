@@ -253,6 +253,28 @@ class TestLostLoads:
         assert "kv-loaded" in broken_checks(verdict)
 
 
+class TestPendingLookups:
+    """The fault fires before there is a load."""
+
+    @pytest.mark.parametrize("policy", ["recompute", "fail"])
+    def test_an_answer_from_loaded_kv_is_right(self, policy: str) -> None:
+        of = cell(FaultKind.PENDING, policy=policy)
+        verdict, code = judged(of, observation(of))
+        assert (verdict.outcome, broken_checks(verdict), code) == (Outcome.LOADED, set(), 0)
+
+    def test_a_lookup_that_was_answered_at_once_proves_nothing(self) -> None:
+        of = cell(FaultKind.PENDING)
+        verdict, code = judged(of, without(observation(of), EventName.FAULT_FIRED))
+        assert (verdict.outcome, broken_checks(verdict), code) == (Outcome.UNPROVEN, {"fault-fired"}, 2)
+
+    def test_one_that_is_never_answered_is_hung_and_the_fault_has_fired(self) -> None:
+        of = cell(FaultKind.PENDING)
+        waiting = without(observation(of), EventName.OFFERED, EventName.PLANNED, EventName.LOADED)
+        seen = change_answer(waiting, Role.VICTIM, timed_out=True, status_code=0)
+        verdict, code = judged(of, seen)
+        assert (verdict.outcome, broken_checks(verdict), code) == (Outcome.HUNG, {"in-time", "kv-loaded"}, 1)
+
+
 class TestBreaches:
     """A connector that breaks its contract is no excuse for wrong tokens."""
 

@@ -132,7 +132,7 @@ def fault_fired(case: Case) -> Iterator[Finding]:
     events = [event for event in case.observation.events if event.name is EventName.FAULT_FIRED]
     for record in case.observation.requests:
         fault = record.planned.fault
-        wanted = _planned_breakage(fault, case.blocks(record, EventName.PLANNED))
+        wanted = _planned_breakage(fault, _asked_for(case, record))
         fired = tuple((event.reason, event.blocks) for event in events if event.request == record.tag)
         least = _least_fired_count(fault)
         detail = f"fired {len(fired)} of {least} times" if len(fired) < least else ""
@@ -200,6 +200,13 @@ def oracles_agree(case: Case) -> Iterator[Finding]:
             ok = _begin_alike(a.completion, b.completion) and _know_alike(a.completion, b.completion, case, prompt_id)
             got, expected = a.completion.text[:SHOWN_CHARS], b.completion.text[:SHOWN_CHARS]
             yield Finding("oracles-agree", ok, f"reuse and recompute of {prompt_id}", expected=expected, got=got)
+
+
+def _asked_for(case: Case, record: RequestRecord) -> tuple[Blocks, ...]:
+    """The blocks of each load; a lookup that stays pending has none yet, and asks for the whole prompt."""
+    loads = case.blocks(record, EventName.PLANNED)
+    is_pending = record.planned.fault.kind is FaultKind.PENDING and not loads
+    return (tuple(range(case.prompt(record).full_block_count)),) if is_pending else loads
 
 
 def _planned_breakage(fault: Fault, loads: Sequence[Blocks]) -> tuple[tuple[str, Blocks], ...]:
