@@ -49,6 +49,7 @@ from tests.builders import (
     without,
     wrong_answer,
 )
+from tests.verdicts import BYSTANDER_TAG, CANARY_TAG, VICTIM_TAG, Change, broken_checks, controls_of, judged
 
 ASYNC, SYNC = LoadMode.ASYNC, LoadMode.SYNC
 DELAY, DROP, NONE, REPORT, SILENT = (
@@ -68,29 +69,6 @@ HANG, RAISE = FaultKind.HANG, FaultKind.RAISE
 BLOCKS = tuple(range(BLOCK_COUNT))
 FLOAT32 = "float32"
 LOAD = (EventName.PLANNED, EventName.LOADED)
-VICTIM_TAG, BYSTANDER_TAG, CANARY_TAG = "tag-victim", "tag-bystander", "tag-canary"
-
-Change = Callable[[Observation], Observation]
-
-
-def controls_of(of: Cell) -> tuple[Cell, ...]:
-    """The two control cells of a cell's engine and load mode."""
-    names = {kind: f"control-{kind}" for kind in (NONE, SILENT)}
-    return tuple(cell(kind, load=of.load, policy=of.policy, name=name) for kind, name in names.items())
-
-
-def judged(of: Cell, seen: Observation | None = None, runs: tuple[OracleRun, ...] | None = None) -> tuple[Verdict, int]:
-    """The verdict of a cell whose controls are as they should be, and the exit code of all three."""
-    cells = (*controls_of(of), of)
-    observations = [observation(each) for each in cells[:-1]] + [seen or observation(of)]
-    measured = oracle_runs(cells) if runs is None else runs
-    verdicts = judge(cells, PROMPTS, measured, observations, BLOCK_SIZE)
-    return verdicts[-1], exit_code(verdicts)
-
-
-def broken_checks(verdict: Verdict) -> set[str]:
-    return {finding.check for finding in verdict.findings if not finding.ok}
-
 
 GREEN = [
     pytest.param(cell(kind, blocks, load=load, policy=policy, mix=mix), id=f"{policy}-{kind}-{load}-{blocks}-{mix}")

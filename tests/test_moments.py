@@ -38,30 +38,16 @@ from tests.builders import (
     without,
     wrong_answer,
 )
+from tests.verdicts import Change, broken_checks, verdict_of
 
 REPORT = FaultKind.REPORT
 GAVE_UP = Completion(200, error="the client gave up", broken_off=True, gave_up=True, duration_s=0.2)
-
-Change = Callable[[Observation], Observation]
-
-
-def verdict_of(of: Cell, seen: Observation) -> Verdict:
-    """With controls that are as they should be."""
-    controls = [cell(kind, name=f"control-{kind}") for kind in (FaultKind.NONE, FaultKind.SILENT)]
-    controls = [replace(control, engine=of.engine, policy=of.policy) for control in controls]
-    cells = (*controls, of)
-    observations = [*(observation(control) for control in controls), seen]
-    return judge(cells, PROMPTS, oracle_runs(cells), observations, BLOCK_SIZE)[-1]
 
 
 def said(verdict: Verdict, check: str) -> str:
     """What the one finding of that check says."""
     (finding,) = (finding for finding in verdict.findings if finding.check == check)
     return finding.detail
-
-
-def broken(verdict: Verdict) -> set[str]:
-    return {finding.check for finding in verdict.findings if not finding.ok}
 
 
 def with_requests(of: Cell, change: Callable[[PlannedRequest], PlannedRequest]) -> Cell:
@@ -97,7 +83,7 @@ def test_a_request_that_came_during_the_repair() -> None:
 def test_a_request_that_missed_the_repair_proves_nothing(change: Change) -> None:
     verdict = verdict_of(LATE, change(observation(LATE)))
     assert (verdict.outcome, verdict.status) == (Outcome.UNPROVEN, Status.INCONCLUSIVE)
-    assert "moment-met" in broken(verdict)
+    assert "moment-met" in broken_checks(verdict)
     assert said(verdict, "moment-met") == "there was no repair when it was sent"
 
 
@@ -109,7 +95,7 @@ def test_a_request_ahead_that_still_ran() -> None:
 @pytest.mark.parametrize("sent_s", [0.5, 0.6])
 def test_a_request_ahead_that_had_ended_proves_nothing(sent_s: float) -> None:
     verdict = verdict_of(AHEAD, sent_at(Role.VICTIM, sent_s)(observation(AHEAD)))
-    assert (verdict.outcome, broken(verdict)) == (Outcome.UNPROVEN, {"moment-met"})
+    assert (verdict.outcome, broken_checks(verdict)) == (Outcome.UNPROVEN, {"moment-met"})
     assert said(verdict, "moment-met") == "it had ended before the victim was sent"
 
 
@@ -128,7 +114,7 @@ def left(of: Cell) -> Observation:
 def test_nothing_is_asked_of_who_gave_up(policy: str) -> None:
     of = given_up(cell(REPORT, "first", policy=policy, mix=True))
     verdict = verdict_of(of, left(of))
-    assert (broken(verdict), verdict.outcome) == (set(), of.expected)
+    assert (broken_checks(verdict), verdict.outcome) == (set(), of.expected)
     assert said(verdict, "moment-met") == ""
 
 
@@ -140,7 +126,7 @@ def test_what_came_before_its_client_left_must_be_right(count: int) -> None:
     assert verdict_of(of, seen).status is Status.PASS
     wrong = change_answer(left(of), Role.VICTIM, token_ids=(*right[:-1], 7))
     verdict = verdict_of(of, wrong)
-    assert (verdict.outcome, broken(verdict)) == (Outcome.WRONG_OUTPUT, {"victim-equals-oracle"})
+    assert (verdict.outcome, broken_checks(verdict)) == (Outcome.WRONG_OUTPUT, {"victim-equals-oracle"})
 
 
 def test_who_gave_up_during_a_right_load() -> None:
@@ -157,7 +143,7 @@ def test_who_had_the_whole_answer_did_not_give_up(answer: Completion) -> None:
     of = given_up(cell(REPORT, "first"))
     seen = change_request(observation(of), Role.VICTIM, lambda record: replace(record, completion=answer))
     verdict = verdict_of(of, seen)
-    assert (verdict.outcome, broken(verdict)) == (Outcome.UNPROVEN, {"moment-met"})
+    assert (verdict.outcome, broken_checks(verdict)) == (Outcome.UNPROVEN, {"moment-met"})
     assert said(verdict, "moment-met") == "its client had the whole answer before it left"
 
 
@@ -200,7 +186,7 @@ def test_a_prompt_below_a_block_that_is_meant_to_be() -> None:
     quiet = replace(loads, requests=(RequestRecord(planned, tag_of(planned), 0.0, recomputed),), events=())
     for seen, ok in ((quiet, True), (replace(quiet, events=loads.events), False)):
         (verdict,) = judge([of], prompts, runs, [seen], BLOCK_SIZE)
-        assert ("kv-loaded" in broken(verdict)) is not ok
+        assert ("kv-loaded" in broken_checks(verdict)) is not ok
 
 
 def test_oracles_are_those_of_the_cells_own_oracle_engine() -> None:
@@ -208,7 +194,7 @@ def test_oracles_are_those_of_the_cells_own_oracle_engine() -> None:
     keys = {run.key.engine for run in oracle_runs([of])}
     assert keys == {"decode-tight"}
     (verdict,) = judge([of], PROMPTS, oracle_runs([cell()]), [observation(of)], BLOCK_SIZE)
-    assert "oracle-stable" in broken(verdict)
+    assert "oracle-stable" in broken_checks(verdict)
 
 
 def test_async_sharers_and_late_ones_load_copies_of_their_own() -> None:
@@ -217,4 +203,4 @@ def test_async_sharers_and_late_ones_load_copies_of_their_own() -> None:
         lambda r: replace(r, sent=Moment.REPAIR) if r.role is Role.SHARER else r,
     )
     seen = sent_at(Role.SHARER, 0.1)(observation(of))
-    assert broken(verdict_of(of, seen)) == {"controls"}
+    assert broken_checks(verdict_of(of, seen)) == {"controls"}

@@ -10,7 +10,6 @@ import pytest
 from harness.faults.process_kinds import ProcessKind, save_tag
 from harness.judging.judge import judge
 from harness.records import (
-    Cell,
     Completion,
     Evidence,
     Observation,
@@ -20,7 +19,6 @@ from harness.records import (
     ProcessRecord,
     Role,
     Status,
-    Verdict,
     VolumeFile,
     VolumeRecord,
 )
@@ -43,6 +41,7 @@ from tests.builders import (
     wrong_answer,
 )
 from tests.process_builders import FILES, LEFT, RESET, SAVED, process_cell, process_observation
+from tests.verdicts import CANARY_TAG, RELOAD_TAG, VICTIM_TAG, Change, broken_checks, verdict_of
 
 SAVING, PUBLISHING, PAUSED, KILLED, GIVEN_UP = (
     ProcessKind.PREFILL_KILLED_SAVING,
@@ -52,7 +51,6 @@ SAVING, PUBLISHING, PAUSED, KILLED, GIVEN_UP = (
     ProcessKind.DECODE_PAUSED_LOADING,
 )
 MIDDLE = BLOCK_COUNT // 2
-VICTIM_TAG, CANARY_TAG, RELOAD_TAG = "tag-victim", "tag-canary", "tag-reload"
 UNPROVEN, POISONED, WRONG_OUTPUT, CRASHED, HUNG, LEAKED, COLLATERAL = (
     Outcome.UNPROVEN,
     Outcome.POISONED,
@@ -63,21 +61,6 @@ UNPROVEN, POISONED, WRONG_OUTPUT, CRASHED, HUNG, LEAKED, COLLATERAL = (
     Outcome.COLLATERAL,
 )
 
-Change = Callable[[Observation], Observation]
-
-
-def judged(of: Cell, seen: Observation) -> Verdict:
-    """The verdict of a cell whose controls are as they should be."""
-    kinds = (FaultKind.NONE, FaultKind.SILENT)
-    controls = tuple(cell(kind, load=of.load, policy=of.policy, name=f"control-{kind}") for kind in kinds)
-    cells = (*controls, of)
-    observations = [*map(observation, controls), seen]
-    return judge(cells, PROMPTS, oracle_runs(cells), observations, BLOCK_SIZE)[-1]
-
-
-def broken_checks(verdict: Verdict) -> set[str]:
-    return {finding.check for finding in verdict.findings if not finding.ok}
-
 
 @pytest.mark.parametrize("policy", ["recompute", "fail"])
 @pytest.mark.parametrize("load", [LoadMode.SYNC, LoadMode.ASYNC])
@@ -85,7 +68,7 @@ def broken_checks(verdict: Verdict) -> set[str]:
 @pytest.mark.parametrize("blocks", ["first", "middle", "last", (1,)])
 def test_honest_engines_pass(policy: str, load: LoadMode, kind: ProcessKind, blocks: str) -> None:
     of = process_cell(kind, blocks, load=load, policy=policy, bystander=kind in (SAVING, PUBLISHING, PAUSED))
-    verdict = judged(of, process_observation(of))
+    verdict = verdict_of(of, process_observation(of))
     assert broken_checks(verdict) == set()
     assert (verdict.outcome, verdict.status) == (of.expected, Status.PASS)
 
@@ -101,7 +84,7 @@ def test_honest_engines_pass(policy: str, load: LoadMode, kind: ProcessKind, blo
 )
 def test_evidence_counts(kind: ProcessKind, counts: Evidence) -> None:
     of = process_cell(kind)
-    assert judged(of, process_observation(of)).evidence == counts
+    assert verdict_of(of, process_observation(of)).evidence == counts
 
 
 # Changes.
@@ -425,7 +408,7 @@ def event_of_exit() -> Event:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.kind}: {case.name}")
 def test_what_can_be_wrong(case: Wrong) -> None:
     of = process_cell(case.kind, policy=case.policy, bystander=case.kind in (SAVING, PUBLISHING, PAUSED))
-    verdict = judged(of, case.change(process_observation(of)))
+    verdict = verdict_of(of, case.change(process_observation(of)))
     assert (broken_checks(verdict), verdict.outcome) == (case.broken, case.outcome)
 
 
@@ -433,27 +416,27 @@ def test_a_load_that_fails_is_no_part_of_an_interrupted_save() -> None:
     of = process_cell(PAUSED, policy="fail")
     failed = event(EventName.FAILED, VICTIM_TAG, (0,))
     seen = process_observation(of)
-    assert broken_checks(judged(of, replace(seen, events=(*seen.events, failed)))) == {"nothing-else-failed"}
+    assert broken_checks(verdict_of(of, replace(seen, events=(*seen.events, failed)))) == {"nothing-else-failed"}
 
 
 def test_an_unfinished_file_of_before_may_go_or_stay() -> None:
     of = process_cell(PAUSED)
     for after_it in (FILES, (*FILES, LEFT)):
         seen = volume(before=(*FILES, LEFT), after=after_it)(process_observation(of))
-        assert judged(of, seen).status is Status.PASS
+        assert verdict_of(of, seen).status is Status.PASS
 
 
 def test_a_prompt_that_is_too_short_proves_nothing() -> None:
     of = process_cell(SAVING, (BLOCK_COUNT,))
     at_first = process_cell(SAVING, "first")
     seen = replace(process_observation(at_first), cell_id=of.id)
-    verdict = judged(of, seen)
+    verdict = verdict_of(of, seen)
     assert verdict.status is not Status.PASS
     assert "fault-fired" in broken_checks(verdict)
 
 
 def test_other_cells_have_no_findings_about_processes() -> None:
-    verdict = judged(cell(FaultKind.REPORT), observation(cell(FaultKind.REPORT)))
+    verdict = verdict_of(cell(FaultKind.REPORT), observation(cell(FaultKind.REPORT)))
     own = {"producer-serves", "published-whole", "victim-got-nothing", "volume-unchanged", "reload-sent"}
     assert not own & {finding.check for finding in verdict.findings}
     seen = observation(cell())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pytest
@@ -41,27 +40,12 @@ from tests.builders import (
     wrong_answer,
 )
 from tests.storage_builders import storage_cell, storage_observation
+from tests.verdicts import CANARY_TAG, RELOAD_TAG, VICTIM_TAG, Change, broken_checks, verdict_of
 
 MISSING, FLIPPED, INDEX_MISSING = StorageKind.PAYLOAD_MISSING, StorageKind.FLIPPED_LAST, StorageKind.INDEX_MISSING
 SLOW, ENDLESS, EMPTIED = StorageKind.SLOW_READ, StorageKind.ENDLESS_READ, StorageKind.EMPTIED
 FULL, READ_ONLY = StorageKind.FULL_DISK, StorageKind.READ_ONLY
 MIDDLE = BLOCK_COUNT // 2
-VICTIM_TAG, CANARY_TAG, RELOAD_TAG = "tag-victim", "tag-canary", "tag-reload"
-
-Change = Callable[[Observation], Observation]
-
-
-def judged(of: Cell, seen: Observation) -> Verdict:
-    """The verdict of a cell whose controls are as they should be."""
-    kinds = (FaultKind.NONE, FaultKind.SILENT)
-    controls = tuple(cell(kind, load=of.load, policy=of.policy, name=f"control-{kind}") for kind in kinds)
-    cells = (*controls, of)
-    observations = [*map(observation, controls), seen]
-    return judge(cells, PROMPTS, oracle_runs(cells), observations, BLOCK_SIZE)[-1]
-
-
-def broken_checks(verdict: Verdict) -> set[str]:
-    return {finding.check for finding in verdict.findings if not finding.ok}
 
 
 GREEN = [
@@ -86,7 +70,7 @@ GREEN += [
 
 @pytest.mark.parametrize("of", GREEN)
 def test_an_honest_engine_passes(of: Cell) -> None:
-    verdict = judged(of, storage_observation(of))
+    verdict = verdict_of(of, storage_observation(of))
     assert broken_checks(verdict) == set()
     assert (verdict.outcome, verdict.status) == (of.expected, Status.PASS)
 
@@ -94,7 +78,7 @@ def test_an_honest_engine_passes(of: Cell) -> None:
 @pytest.mark.parametrize("kind", REASONS)
 def test_every_kind_has_its_reason(kind: StorageKind) -> None:
     of = storage_cell(kind)
-    assert judged(of, storage_observation(of)).outcome is Outcome.RECOVERED
+    assert verdict_of(of, storage_observation(of)).outcome is Outcome.RECOVERED
 
 
 def test_only_misses_and_what_is_just_slow_have_no_reason() -> None:
@@ -115,7 +99,7 @@ def test_only_misses_and_what_is_just_slow_have_no_reason() -> None:
 )
 def test_evidence_counts(kind: StorageKind, blocks: str, counts: Evidence) -> None:
     of = storage_cell(kind, blocks)
-    assert judged(of, storage_observation(of)).evidence == counts
+    assert verdict_of(of, storage_observation(of)).evidence == counts
 
 
 def answers(role: Role, kind: OracleKind, blocks: int = 0) -> Change:
@@ -417,21 +401,21 @@ CASES = (
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_what_can_be_wrong(case: Wrong) -> None:
     of = storage_cell(case.kind, policy=case.policy)
-    verdict = judged(of, case.change(storage_observation(of)))
+    verdict = verdict_of(of, case.change(storage_observation(of)))
     assert (broken_checks(verdict), verdict.outcome) == (case.broken, case.outcome)
 
 
 def test_policy_fail_may_use_a_canary_that_is_right() -> None:
     of = storage_cell(FLIPPED, policy="fail")
     seen = answers(Role.CANARY, OracleKind.RECOMPUTE)(storage_observation(of))
-    assert judged(of, seen).status is Status.PASS
+    assert verdict_of(of, seen).status is Status.PASS
 
 
 @pytest.mark.parametrize("load", LoadMode.__members__.values())
 def test_a_bystander_must_not_fail(load: LoadMode) -> None:
     if load is not LoadMode.OFF:
         of = storage_cell(FLIPPED, policy="fail", load=load, mix=True)
-        assert judged(of, fails(Role.BYSTANDER)(storage_observation(of))).outcome is Outcome.COLLATERAL
+        assert verdict_of(of, fails(Role.BYSTANDER)(storage_observation(of))).outcome is Outcome.COLLATERAL
 
 
 def test_a_control_in_storage_is_no_control() -> None:
@@ -451,6 +435,6 @@ def test_cells_in_storage_need_both_controls(kept: FaultKind) -> None:
 
 
 def test_other_cells_have_no_findings_about_storage() -> None:
-    verdict = judged(cell(FaultKind.REPORT), observation(cell(FaultKind.REPORT)))
+    verdict = verdict_of(cell(FaultKind.REPORT), observation(cell(FaultKind.REPORT)))
     assert not {"volume-unchanged", "reload-sent"} & {finding.check for finding in verdict.findings}
     assert observation(cell()).volume == VolumeRecord()
