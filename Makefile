@@ -70,7 +70,7 @@ browser:  ## install chromium and its driver, for test-browser (Debian, root)
 	DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends chromium chromium-driver
 
 # A change that mypy or the tests in pyproject.toml's tool.mutmut notice is a good one. Not part of `make test`.
-mutation: $(VENV)/done $(MUTATION)/done  ## change the judge in 2,000 ways, and list what its tests do not notice
+mutation: $(VENV)/done $(MUTATION)/done  ## change the judge in 3,000 ways, and list what its tests do not notice
 	$(MUTMUT) -m mutmut run --max-children $(MUTATION_JOBS)
 	$(MUTMUT) tests/mutants_left.py
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from math import inf
 from typing import TypeVar
 
 Choice = TypeVar("Choice", bound=StrEnum)
@@ -55,6 +56,8 @@ class FaultKind(StrEnum):
     """The load is right but ends `delay_s` late."""
     PENDING = "pending"
     """The lookup answers "not yet" for `delay_s` seconds, counted from the first time; then all is right."""
+    UNANSWERED = "unanswered"
+    """The lookup answers "not yet" for ever; nothing is loaded."""
     HANG = "hang"
     """An async load that never ends; nothing is reported, neither blocks nor that it finished."""
     RAISE = "raise"
@@ -99,7 +102,7 @@ REPORTED_KINDS = frozenset(
 )
 """Faults that tell vLLM which blocks are bad."""
 
-LOST_KINDS = frozenset({FaultKind.HANG, FaultKind.RAISE})
+LOST_KINDS = frozenset({FaultKind.UNANSWERED, FaultKind.HANG, FaultKind.RAISE})
 """Faults after which vLLM has to see for itself that a load did not end; none of its blocks can be used then."""
 
 BROKEN_KINDS = REPORTED_KINDS | LOST_KINDS
@@ -112,6 +115,7 @@ WHOLE_LOAD_KINDS = frozenset(
     {
         FaultKind.DELAY,
         FaultKind.PENDING,
+        FaultKind.UNANSWERED,
         FaultKind.HANG,
         FaultKind.RAISE,
         FaultKind.FINISH_TWICE,
@@ -119,6 +123,9 @@ WHOLE_LOAD_KINDS = frozenset(
     }
 )
 """Kinds that strike a load as a whole; `Fault.blocks` says nothing to them."""
+
+LOOKUP_KINDS = frozenset({FaultKind.PENDING, FaultKind.UNANSWERED})
+"""Kinds that strike the lookup: before there is a load, which they leave alone."""
 
 DELAY_KINDS = frozenset({FaultKind.DELAY, FaultKind.PENDING})
 """Kinds that take `Fault.delay_s`."""
@@ -244,6 +251,7 @@ def breakage(fault: Fault, loaded_block_count: int, earlier_load_count: int) -> 
         FaultKind.SILENT: Breakage(garbage=chosen),
         FaultKind.DELAY: Breakage(delay_s=fault.delay_s),
         FaultKind.PENDING: NO_BREAKAGE,
+        FaultKind.UNANSWERED: NO_BREAKAGE,
         FaultKind.HANG: Breakage(extra_finishes=-1),
         FaultKind.RAISE: Breakage(raises=True),
         FaultKind.REOFFER: replace(reported, untold=True),
@@ -256,8 +264,11 @@ def breakage(fault: Fault, loaded_block_count: int, earlier_load_count: int) -> 
 
 
 def lookup_delay_s(fault: Fault, earlier_load_count: int) -> float:
-    """How long the lookup of a load that follows `earlier_load_count` loads of the same request answers "not yet"."""
-    return fault.delay_s if fault.kind is FaultKind.PENDING and earlier_load_count < fault.times else 0.0
+    """How long the lookup of a load that follows `earlier_load_count` loads of the same request answers "not yet";
+    infinite for ever."""
+    if fault.kind not in LOOKUP_KINDS or earlier_load_count >= fault.times:
+        return 0.0
+    return fault.delay_s if fault.kind is FaultKind.PENDING else inf
 
 
 def to_params(control: LoadControl) -> dict[str, object]:

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import os
 import time
+import weakref
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -106,6 +107,8 @@ class Journal:
         self.path = journal_path(evidence_dir, service)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        # Not at exit: threads may still write then.
+        weakref.finalize(self, os.close, self._fd).atexit = False
 
     def write(
         self,

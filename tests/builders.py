@@ -255,6 +255,8 @@ def _events(of: Cell, record: RequestRecord) -> tuple[Event, ...]:
             return loaded
         case FaultKind.RAISE:
             return loaded[:-1] + fired
+        case FaultKind.UNANSWERED:
+            return fired
         case kind if kind in REPORTED_KINDS:
             return loaded + fired + reported
         case _:

@@ -284,11 +284,14 @@ def lookup(broken: Bench) -> tuple[int | None, bool]:
 
 
 @pytest.mark.parametrize("mode", [SYNC, ASYNC])
-def test_a_pending_lookup_has_no_answer_and_asks_nobody(bench: Callable[..., Bench], mode: LoadMode) -> None:
-    broken = bench(FaultKind.PENDING, mode, delay_s=WAIT_S)
+@pytest.mark.parametrize("kind", [FaultKind.PENDING, FaultKind.UNANSWERED])
+def test_a_pending_lookup_has_no_answer_and_asks_nobody(
+    bench: Callable[..., Bench], kind: FaultKind, mode: LoadMode
+) -> None:
+    broken = bench(kind, mode, delay_s=WAIT_S)
     assert [lookup(broken) for _ in range(3)] == [(None, False)] * 3
     assert broken.inner.lookup_count == 1
-    assert broken.fired() == [(FaultKind.PENDING, (0, 1, 2))]
+    assert broken.fired() == [(kind, (0, 1, 2))]
     assert broken.events(EventName.OFFERED) == []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from math import inf
 
 import pytest
 from hypothesis import given
@@ -15,6 +16,7 @@ from services.faults import (
     ASYNC_KINDS,
     DEFAULT_CONTROL,
     HOLD_S_MAX,
+    LOOKUP_KINDS,
     NO_BREAKAGE,
     PARAMS_KEY,
     SELECTOR_NAMES,
@@ -36,7 +38,7 @@ from services.faults import (
     to_params,
 )
 
-NOT_OF_LOADS = {FaultKind.NONE, FaultKind.PENDING}
+NOT_OF_LOADS = {FaultKind.NONE, *LOOKUP_KINDS}
 """Kinds that leave the load itself alone."""
 
 FAULTS = st.builds(
@@ -155,6 +157,7 @@ def test_select(blocks: BlockSelector, loaded_block_count: int, expected: tuple[
         (FaultKind.SILENT, Breakage(garbage=(1, 2))),
         (FaultKind.DELAY, Breakage(delay_s=0.5)),
         (FaultKind.PENDING, NO_BREAKAGE),
+        (FaultKind.UNANSWERED, NO_BREAKAGE),
         (FaultKind.HANG, Breakage(extra_finishes=-1)),
         (FaultKind.RAISE, Breakage(raises=True)),
         (FaultKind.REOFFER, Breakage(garbage=(1, 2), reported=(1, 2), untold=True)),
@@ -207,6 +210,10 @@ def test_the_lookups_of_as_many_loads_as_are_to_be_broken_take_their_time(times:
     assert [lookup_delay_s(fault, earlier) for earlier in range(3)] == delays_s
 
 
-@pytest.mark.parametrize("kind", sorted(set(FaultKind) - {FaultKind.PENDING}))
+@pytest.mark.parametrize("kind", sorted(set(FaultKind) - LOOKUP_KINDS))
 def test_lookups_of_other_kinds_are_answered_at_once(kind: FaultKind) -> None:
     assert lookup_delay_s(Fault(kind, delay_s=0.5), 0) == 0
+
+
+def test_a_lookup_that_is_not_answered_waits_for_ever() -> None:
+    assert lookup_delay_s(Fault(FaultKind.UNANSWERED), 0) == inf

@@ -245,12 +245,41 @@ class TestPendingLookups:
         verdict, code = judged(of, without(observation(of), EventName.FAULT_FIRED))
         assert (verdict.outcome, broken_checks(verdict), code) == (Outcome.UNPROVEN, {"fault-fired"}, 2)
 
-    def test_one_that_is_never_answered_is_hung_and_the_fault_has_fired(self) -> None:
+    def test_one_that_waits_for_longer_than_the_client_is_hung(self) -> None:
         of = cell(FaultKind.PENDING)
         waiting = without(observation(of), EventName.OFFERED, EventName.PLANNED, EventName.LOADED)
-        seen = change_answer(waiting, Role.VICTIM, timed_out=True, status_code=0)
-        verdict, code = judged(of, seen)
+        verdict, code = judged(of, change_answer(waiting, Role.VICTIM, timed_out=True, status_code=0))
         assert (verdict.outcome, broken_checks(verdict), code) == (Outcome.HUNG, {"in-time", "kv-loaded"}, 1)
+
+
+class TestUnansweredLookups:
+    """Nothing is ever loaded: the engine computes the prompt in the end, or fails it, as the policy says."""
+
+    @pytest.mark.parametrize(
+        ("policy", "expected"), [("recompute", Outcome.RECOVERED), ("fail", Outcome.FAILED_CLEANLY)]
+    )
+    def test_a_request_that_goes_on_without_the_store_is_right(self, policy: str, expected: Outcome) -> None:
+        of = cell(FaultKind.UNANSWERED, policy=policy)
+        verdict, code = judged(of, observation(of))
+        assert (verdict.outcome, broken_checks(verdict), code) == (expected, set(), 0)
+
+    def test_the_answer_is_that_of_computed_kv(self) -> None:
+        of = cell(FaultKind.UNANSWERED)
+        verdict, code = judged(of, answer_with(observation(of), Role.VICTIM, REUSED))
+        assert (verdict.outcome, broken_checks(verdict), code) == (Outcome.WRONG_OUTPUT, {"victim-equals-oracle"}, 1)
+
+    def test_one_that_waits_for_ever_is_hung_and_the_fault_has_fired(self) -> None:
+        of = cell(FaultKind.UNANSWERED)
+        seen = change_answer(observation(of), Role.VICTIM, timed_out=True, status_code=0)
+        verdict, code = judged(of, seen)
+        assert (verdict.outcome, broken_checks(verdict), code) == (Outcome.HUNG, {"in-time"}, 1)
+
+    def test_what_was_loaded_all_the_same_proves_nothing(self) -> None:
+        of, plain = cell(FaultKind.UNANSWERED), cell(NONE)
+        seen = observation(of)
+        seen = replace(seen, events=observation(plain).events + seen.events)
+        verdict, code = judged(of, seen)
+        assert (verdict.outcome, broken_checks(verdict), code) == (Outcome.UNPROVEN, {"kv-loaded"}, 2)
 
 
 class TestBreaches:

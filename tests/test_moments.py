@@ -203,4 +203,4 @@ def test_async_sharers_and_late_ones_load_copies_of_their_own() -> None:
         lambda r: replace(r, sent=Moment.REPAIR) if r.role is Role.SHARER else r,
     )
     seen = sent_at(Role.SHARER, 0.1)(observation(of))
-    assert broken_checks(verdict_of(of, seen)) == {"controls"}
+    assert broken_checks(verdict_of(of, seen)) == set()

@@ -12,12 +12,12 @@ from harness.errors import UsageError
 from harness.planning.matrix_words import KINDS
 from harness.planning.plan import load_plan, select_cells
 from harness.records import Cell, Moment, Outcome, Plan, PlannedRequest, PromptSpec, Role
-from services.faults import ALWAYS, BREACH_KINDS, Fault, FaultKind, LoadMode
+from services.faults import ALWAYS, BREACH_KINDS, LOOKUP_KINDS, Fault, FaultKind, LoadMode
 from tests.engines import ENGINES
 
 MATRICES = Path(__file__).parents[1] / "harness" / "matrix"
 EXAMPLE = MATRICES / "example.yaml"
-ROBUSTNESS_KINDS = BREACH_KINDS | {FaultKind.PENDING, FaultKind.HANG, FaultKind.RAISE, FaultKind.REOFFER}
+ROBUSTNESS_KINDS = BREACH_KINDS | {FaultKind.UNANSWERED, FaultKind.HANG, FaultKind.RAISE, FaultKind.REOFFER}
 
 HEAD = """
 schema: 1
@@ -587,7 +587,7 @@ def test_example_has_every_axis(example: Plan) -> None:
         f"recompute-report-{load}-{block}"
         for load, block in product(("sync", "async"), ("first", "middle", "last", "all"))
     } <= set(ids(example))
-    assert {cell.fault.kind for cell in example.cells} == set(FaultKind) - ROBUSTNESS_KINDS
+    assert {cell.fault.kind for cell in example.cells} == set(FaultKind) - ROBUSTNESS_KINDS - LOOKUP_KINDS
 
 
 def test_robustness_has_the_other_kinds(robustness: Plan) -> None:

@@ -15,7 +15,17 @@ from harness.judging.case import AFTERWARDS, Blocks, Case, counted, listed, name
 from harness.judging.comparison import answer_problem
 from harness.judging.oracles import essential, needed, oracle_block_count, oracle_name, recompute, reuse
 from harness.records import Completion, Finding, Moment, OracleKey, OracleKind, RequestRecord, Role
-from services.faults import ALWAYS, BROKEN_KINDS, REPORTED_KINDS, WHOLE_LOAD_KINDS, Fault, FaultKind, LoadMode, select
+from services.faults import (
+    ALWAYS,
+    BROKEN_KINDS,
+    LOOKUP_KINDS,
+    REPORTED_KINDS,
+    WHOLE_LOAD_KINDS,
+    Fault,
+    FaultKind,
+    LoadMode,
+    select,
+)
 from services.journal import Event, EventName
 
 SHOWN_CHARS = 40
@@ -58,17 +68,19 @@ def controls_accepted(case: Case) -> Iterator[Finding]:
 
 
 def kv_loaded(case: Case) -> Iterator[Finding]:
-    """vLLM gave every block of the victim's prompt to a load, and the load brought every block, if it began."""
+    """vLLM gave every block of the victim's prompt to a load, and the load brought every block, if it began. Where the
+    lookup is never answered there is no load."""
     for record in case.records(Role.VICTIM):
         if record.planned.load is not LoadMode.OFF and not case.cell.storage and not case.cell.process:
             wanted = tuple(range(case.prompt(record).full_block_count))
             planned = case.blocks(record, EventName.PLANNED)[:1]
             loaded = case.blocks(record, EventName.LOADED)[:1]
             began = record.planned.fault.kind is not FaultKind.RAISE
-            whole = () if case.prompt(record).unstored else (wanted,)
+            has_no_load = case.prompt(record).unstored or record.planned.fault.kind is FaultKind.UNANSWERED
+            whole = () if has_no_load else (wanted,)
             ok = () not in whole and planned == whole and (loaded == whole or not began)
             got = f"planned {listed(planned)}, loaded {listed(loaded)}"
-            yield Finding("kv-loaded", ok, request=record.tag, expected=f"blocks {listed((wanted,))}", got=got)
+            yield Finding("kv-loaded", ok, request=record.tag, expected=f"blocks {listed(whole)}", got=got)
 
 
 def kv_loaded_again(case: Case) -> Iterator[Finding]:
@@ -203,10 +215,10 @@ def oracles_agree(case: Case) -> Iterator[Finding]:
 
 
 def _asked_for(case: Case, record: RequestRecord) -> tuple[Blocks, ...]:
-    """The blocks of each load; a lookup that stays pending has none yet, and asks for the whole prompt."""
+    """The blocks of each load; a lookup without an answer has none yet, and asks for the whole prompt."""
     loads = case.blocks(record, EventName.PLANNED)
-    is_pending = record.planned.fault.kind is FaultKind.PENDING and not loads
-    return (tuple(range(case.prompt(record).full_block_count)),) if is_pending else loads
+    is_unanswered = record.planned.fault.kind in LOOKUP_KINDS and not loads
+    return (tuple(range(case.prompt(record).full_block_count)),) if is_unanswered else loads
 
 
 def _planned_breakage(fault: Fault, loads: Sequence[Blocks]) -> tuple[tuple[str, Blocks], ...]:

@@ -21,7 +21,7 @@ def fault_keys(kind: AnyKind) -> tuple[str, ...]:
     if isinstance(kind, StorageKind):
         return () if kind in OF_WHOLE_VOLUME else ("blocks",)
     match kind:
-        case FaultKind.NONE:
+        case FaultKind.NONE | FaultKind.UNANSWERED:
             return ()
         case _ if kind in DELAY_KINDS:
             return ("times", "delay_s")

@@ -136,7 +136,7 @@ class SchedulerSide:
             mode=mode,
             blocks=blocks,
             reason=control.fault.kind,
-            duration_s=delay_s,
+            duration_s=control.fault.delay_s,
         )
         return True
 
