@@ -34,6 +34,7 @@ from tests.builders import (
     wrong_answer,
 )
 from tests.storage_builders import storage_cell, storage_observation
+from tests.verdicts import lines, said, told
 
 MIX = cell(FaultKind.REPORT, "middle", mix=True, name="mix")
 STORAGE = replace(storage_cell(StorageKind.FLIPPED_LAST, mix=True), id="storage")
@@ -190,14 +191,6 @@ def judged(of: Cell, seen: Observation) -> Verdict:
     return judge((of,), PROMPTS, oracle_runs((of,)), [seen], BLOCK_SIZE)[0]
 
 
-def told(findings: tuple[Finding, ...]) -> list[str]:
-    return [_line(finding) for finding in findings]
-
-
-def lines(text: str) -> list[str]:
-    return text.strip().split("\n")
-
-
 def broken_everywhere() -> Observation:
     seen = observation(MIX)
     seen = answer_with(seen, Role.VICTIM, Completion(0, "no answer", duration_s=60.04, timed_out=True))
@@ -242,6 +235,15 @@ def test_of_an_honest_engine_with_damaged_files() -> None:
     assert told(tuple(f for f in findings if f.check in STORAGE_CHECKS)) == lines(HONEST_IN_STORAGE)
 
 
+def test_of_two_damaged_files() -> None:
+    of = storage_cell(StorageKind.FLIPPED_LAST, (1, 5))
+    findings = judged(of, storage_observation(of)).findings
+    refused = [f for f in findings if f.check == "failure-reported" and f.request == "tag-victim"]
+    assert told(tuple(refused)) == [
+        "failure-reported of tag-victim: expected 1 5 (checksum); got refused 1 (checksum), 5 (checksum); reported 1 5"
+    ]
+
+
 def test_of_an_engine_that_is_wrong_in_many_ways() -> None:
     findings = judged(MIX, broken_everywhere()).findings
     assert told(tuple(f for f in findings if not f.ok)) == lines(BROKEN)
@@ -276,7 +278,7 @@ def test_of_an_answer_that_is_not_as_it_should_be(changes: dict[str, object], wo
 
 def test_of_wrong_kv_that_shows() -> None:
     (finding,) = (f for f in judged(SILENT, observation(SILENT)).findings if f.check == "control-caught")
-    assert _line(finding) == "control-caught of tag-victim: leaves reuse at token 0: expected not reuse or recompute"
+    assert said(finding) == "control-caught of tag-victim: leaves reuse at token 0: expected not reuse or recompute"
 
 
 def test_of_oracles_that_were_not_measured() -> None:
@@ -329,10 +331,3 @@ def _of_save(verdict: Verdict, *, only_broken: bool = False) -> tuple[Finding, .
     """What is said of the save, and of what is found of it; not that no request carried a fault."""
     found = (f for f in verdict.findings if f.check in UNSAVED_CHECKS and not (only_broken and f.ok))
     return tuple(f for f in found if f.expected != "nothing")
-
-
-def _line(finding: Finding) -> str:
-    who = f" of {finding.request}" if finding.request else ""
-    asked = "; ".join(f"{name} {text}" for name, text in (("expected", finding.expected), ("got", finding.got)) if text)
-    words = ": ".join(filter(None, (f"{finding.check}{who}", finding.detail, asked)))
-    return words if finding.ok else f"{words} (broken)"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from harness.judging.judge import exit_code, judge
-from harness.records import Cell, Observation, OracleRun, Verdict
+from harness.records import Cell, Finding, Observation, OracleRun, Verdict
 from services.faults import FaultKind
 from tests.builders import BLOCK_SIZE, PROMPTS, cell, observation, oracle_runs
 
@@ -39,3 +39,19 @@ def verdict_of(of: Cell, seen: Observation) -> Verdict:
 
 def broken_checks(verdict: Verdict) -> set[str]:
     return {finding.check for finding in verdict.findings if not finding.ok}
+
+
+def told(findings: tuple[Finding, ...]) -> list[str]:
+    """What a reader of a report gets of each."""
+    return [said(finding) for finding in findings]
+
+
+def said(finding: Finding) -> str:
+    who = f" of {finding.request}" if finding.request else ""
+    asked = "; ".join(f"{name} {text}" for name, text in (("expected", finding.expected), ("got", finding.got)) if text)
+    words = ": ".join(filter(None, (f"{finding.check}{who}", finding.detail, asked)))
+    return words if finding.ok else f"{words} (broken)"
+
+
+def lines(text: str) -> list[str]:
+    return text.strip().split("\n")
