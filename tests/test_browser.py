@@ -150,7 +150,12 @@ def test_a_click_on_a_red_cell_in_the_picture_shows_its_story(page: Page) -> Non
     assert page.focused == RED
     assert page.is_in_view(f"#cell-{RED} .why")
     story = page.one(f"#cell-{RED}").text
-    for part in ("leaves partial(3) at token 0", "▲ first", "does not hold", "--cell recompute-report-sync-middle"):
+    for part in (
+        "differs from partial(3) at token 0",
+        "▲ first",
+        "does not hold",
+        "--cell recompute-report-sync-middle",
+    ):
         assert part in story
 
 

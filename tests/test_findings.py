@@ -34,7 +34,7 @@ from tests.builders import (
     wrong_answer,
 )
 from tests.storage_builders import storage_cell, storage_observation
-from tests.verdicts import lines, said, told
+from tests.verdicts import lines, told
 
 MIX = cell(FaultKind.REPORT, "middle", mix=True, name="mix")
 STORAGE = replace(storage_cell(StorageKind.FLIPPED_LAST, mix=True), id="storage")
@@ -169,7 +169,7 @@ block id 998 of no load, block id 999 of no load (broken)
 canary-equals-oracle of tag-canary: the engine counted 7 prompt tokens, the prompt has 29: \
 expected partial(3) or reuse or recompute; got answer (1, 2, 3, 4, 5) (broken)
 bystander-equals-oracle of tag-bystander: HTTP 500: InternalServerError: KV load failed: expected reuse (broken)
-sharer-equals-oracle of tag-sharer: leaves partial(3) at token 0: expected partial(3) or reuse or recompute; \
+sharer-equals-oracle of tag-sharer: differs from partial(3) at token 0: expected partial(3) or reuse or recompute; \
 got pelican (broken)
 foreign-secret of tag-sharer: the answer has the secret of prompt bystander: expected velvet; got pelican (broken)
 nothing-leaked: the engine did not come to rest, or would not empty its prefix cache: \
@@ -278,7 +278,8 @@ def test_of_an_answer_that_is_not_as_it_should_be(changes: dict[str, object], wo
 
 def test_of_wrong_kv_that_shows() -> None:
     (finding,) = (f for f in judged(SILENT, observation(SILENT)).findings if f.check == "control-caught")
-    assert said(finding) == "control-caught of tag-victim: leaves reuse at token 0: expected not reuse or recompute"
+    assert finding.request == "tag-victim"
+    assert (finding.detail, finding.expected) == ("differs from reuse at token 0", "not reuse or recompute")
 
 
 def test_of_oracles_that_were_not_measured() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from harness.judging.claims import CACHE_USAGE_TOLERANCE
 from harness.judging.comparison import LOGPROB_ROUNDING, NO_TOKEN, NOISE_CEILING, NOISE_FLOOR, noise_band
-from harness.judging.judge import cell_judge, exit_code, judge, to_run_again
+from harness.judging.judge import cell_judge, exit_code, judge, only_controls_ran, to_run_again
 from harness.records import (
     Cell,
     Completion,
@@ -1283,7 +1283,7 @@ class TestFindings:
         (finding,) = (f for f in verdict.findings if not f.ok)
         assert finding.request == "tag-sharer"
         assert finding.expected == "partial(3) or reuse or recompute"
-        assert finding.detail == "leaves partial(3) at token 0"
+        assert finding.detail == "differs from partial(3) at token 0"
 
     def test_name_the_blocks(self) -> None:
         verdict, _ = judged(MIX, alter_events(EventName.FAULT_FIRED, blocks=(4, 5))(observation(MIX)))
@@ -2145,3 +2145,14 @@ def test_wrong_answers_outrank_a_load_mode_that_the_connector_does_not_have() ->
     assert judged_with(oracle_runs(cells), cells, seen).status is Status.SKIPPED
     seen[-1] = answer(Role.VICTIM, wrong_answer(PROMPTS["victim"]))(seen[-1])
     assert judged_with(oracle_runs(cells), cells, seen).outcome is Outcome.WRONG_OUTPUT
+
+
+def test_a_run_of_nothing_but_controls_is_told_from_one_that_asked_for_no_more() -> None:
+    of, other = cell(REPORT), cell(DROP, name="other")
+    controls = controls_of(of)
+    green = [Verdict(control.id, Outcome.LOADED, Status.PASS, (), Evidence()) for control in controls]
+    skipped = [Verdict(each.id, Outcome.NOT_RUN, Status.SKIPPED, (), Evidence()) for each in (of, other)]
+    assert only_controls_ran((*controls, of, other), [*green, *skipped])
+    passed = Verdict(of.id, Outcome.RECOVERED, Status.PASS, (), Evidence())
+    assert not only_controls_ran((*controls, of, other), [*green, passed, skipped[1]])
+    assert not only_controls_ran(controls, green)

@@ -15,7 +15,8 @@ from harness.planning.plan import load_plan, select_cells
 from harness.records import Cell, Outcome, Plan, Report, RunInfo, Status
 from harness.report import write_reports
 from harness.report.as_json import to_json
-from harness.report.view import again_words, rows
+from harness.report.story import proved
+from harness.report.view import again_words, rows, run_words
 from harness.run_folder import RunFolder
 from harness.running import phases
 from harness.running.phases import Invocation
@@ -135,6 +136,18 @@ def test_green_and_skipped_cells_run_once(tmp_path: Path) -> None:
     report = run(tmp_path, Wrong.LOADS_SYNC, watcher)
     assert {row.verdict.status for row in rows(report)} == {Status.PASS, Status.SKIPPED}
     assert (watcher.again, report.again, "again" in dict(report.timing.phases)) == ([], (), False)
+
+
+def test_where_all_but_controls_is_skipped_nothing_is_proved(tmp_path: Path) -> None:
+    storage = load_plan(MATRIX.with_name("storage.yaml"), ENGINES)
+    report = run(tmp_path, Wrong.NOTHING, plan=select_cells(storage, ("recompute-payload-missing-sync-middle",)))
+    assert {(row.cell.control, row.verdict.status) for row in rows(report)} == {
+        (True, Status.PASS),
+        (False, Status.SKIPPED),
+    }
+    assert report.exit_code == 2
+    assert "nothing but controls was run: every other cell was skipped" in run_words(report)
+    assert "every cell but controls was skipped" in proved(report)
 
 
 def test_cells_that_only_their_controls_make_doubtful_run_once(tmp_path: Path) -> None:

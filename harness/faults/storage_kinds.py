@@ -39,9 +39,10 @@ class StorageKind(StrEnum):
     FLIPPED_FIRST = "flipped-first"
     """One bit of the payload's first value is wrong: the top one of its exponent, so that most values become huge."""
     FLIPPED_MIDDLE = "flipped-middle"
-    """The same of one value in the middle, which need not change a token where nobody checks it."""
+    """One bit of a value in the middle of the payload is wrong, the top one of its exponent: its token need not count,
+    and so no token need change where nobody checks the payload."""
     FLIPPED_LAST = "flipped-last"
-    """The same of the last value."""
+    """One bit of the payload's last value is wrong: the top one of its exponent, so that most values become huge."""
     ZEROED = "zeroed"
     """The header is right, the payload is zeros."""
 

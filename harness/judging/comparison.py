@@ -131,7 +131,7 @@ def _compare_one(request: str, got: Completion, name: str, oracle: Completion, b
         return Comparison(False, f"finish reason {got.finish_reason}, {name} has {oracle.finish_reason}")
     if difference.near_tie:
         return Comparison(True, f"near tie with {name} at token {difference.index}", difference)
-    return Comparison(False, f"leaves {name} at token {difference.index}", difference)
+    return Comparison(False, f"differs from {name} at token {difference.index}", difference)
 
 
 def _difference(request: str, got: Completion, name: str, oracle: Completion, band: float) -> Difference | None:

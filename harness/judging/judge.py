@@ -110,6 +110,12 @@ def exit_code(verdicts: Iterable[Verdict]) -> int:
     return next((code for status, code in codes if status in found), 0 if found - {Status.SKIPPED} else 2)
 
 
+def only_controls_ran(cells: Iterable[Cell], verdicts: Iterable[Verdict]) -> bool:
+    """Whether other cells were asked for, and all of these were skipped: such a run proves nothing."""
+    others = {cell.id for cell in cells if not cell.control}
+    return others != set() and all(v.status is Status.SKIPPED for v in verdicts if v.cell_id in others)
+
+
 def _judge_cell(case: Case) -> Verdict:
     seen = case.observation
     if seen.error:

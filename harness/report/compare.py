@@ -107,14 +107,14 @@ class RunComparison:
 
 def stored(folder: RunFolder) -> Report:
     """Raises UsageError when the folder is not a whole run."""
-    info, verdicts = folder.load_info(), folder.load_verdicts()
+    info, cells, verdicts = folder.load_info(), folder.load_plan().cells, folder.load_verdicts()
     return Report(
         info,
         folder.load_timing(),
-        folder.load_plan().cells,
+        cells,
         folder.load_observations(),
         verdicts,
-        exit_code_of(info, verdicts),
+        exit_code_of(info, cells, verdicts),
         str(folder.path),
         oracles=folder.load_oracles() if folder.has_oracles() else (),
     )

@@ -72,6 +72,8 @@ def _red(judged: tuple[Row, ...]) -> str:
 
 def _inconclusive(judged: tuple[Row, ...]) -> str:
     open_count = sum(row.verdict.status is Status.INCONCLUSIVE for row in judged)
+    if not open_count:
+        return "nothing is proved, because every cell but controls was skipped."
     return f"nothing is proved yet, because {open_count} of {len(judged)} cells are inconclusive."
 
 
@@ -94,6 +96,13 @@ def not_green(judged: tuple[Row, ...]) -> tuple[Row, ...]:
 def times(count: int) -> str:
     """`never`, `once`, `twice`, `3 times`."""
     return {0: "never", 1: "once", 2: "twice"}.get(count, f"{count} times")
+
+
+def fired_words(cell: Cell, count: int) -> str:
+    """How often the fault was carried out. A file is damaged once; what is counted is who noticed."""
+    if cell.storage and cell.storage.fails:
+        return f"the damage was noticed {times(count)}"
+    return f"the fault fired {times(count)}"
 
 
 def cells_words(count: int) -> str:

@@ -130,7 +130,7 @@ def _wide_cells(row: Row) -> list[Text]:
 def _narrow_cells(row: Row) -> list[Text]:
     outcome = Text(row.verdict.outcome, STYLES[row.verdict.status])
     if not row.as_expected:
-        outcome.append(f"\nnot {row.cell.expected}", "default")
+        outcome.append(f"\nexpected {row.cell.expected}", "default")
     return [
         _sign_text(row),
         Text(visible(cell_words(row.cell))),
@@ -143,7 +143,7 @@ def _narrow_cells(row: Row) -> list[Text]:
 
 def _print_cell(row: Row, console: Console) -> None:
     print_line(console, Text.assemble(_sign_text(row), f" {visible(cell_words(row.cell))}"))
-    outcome = row.verdict.outcome if row.as_expected else f"{row.verdict.outcome}, not {row.cell.expected}"
+    outcome = row.verdict.outcome if row.as_expected else f"{row.verdict.outcome}, expected {row.cell.expected}"
     numbers = f"l/f/r {_block_counts(row)}  fired {row.verdict.evidence.fault_fired}  {row.duration_s:.1f} s"
     print_line(console, Text.assemble("  ", (outcome, STYLES[row.verdict.status]), f"  {numbers}"))
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from harness.judging.judge import only_controls_ran
 from harness.planning.seed import seed_words
 from harness.records import (
     Cell,
@@ -21,6 +22,7 @@ from harness.records import (
     Report,
     RequestRecord,
     Role,
+    RunInfo,
     Status,
     TokenChoice,
     Verdict,
@@ -181,7 +183,8 @@ def finding_words(finding: Finding) -> str:
     """A finding on one line."""
     where = f" [{finding.request}]" if finding.request else ""
     detail = f": {finding.detail}" if finding.detail else ""
-    values = f" (expected {finding.expected}, got {finding.got})" if finding.expected or finding.got else ""
+    got = finding.got or "nothing"
+    values = f" (expected {finding.expected}, got {got})" if finding.expected or finding.got else ""
     return f"{finding.check}{where}{detail}{values}"
 
 
@@ -204,6 +207,8 @@ def run_words(report: Report) -> tuple[str, ...]:
     """What has to be known of the run as a whole, one line each."""
     info = report.info
     lines = [seed_words(info.seed)] if info.seed else []
+    if only_controls_ran(report.cells, report.verdicts):
+        lines.append("nothing but controls was run: every other cell was skipped")
     if info.resumed_at_s:
         lines.append(f"interrupted and resumed, times: {len(info.resumed_at_s)}")
     if info.replay_of:
@@ -273,11 +278,20 @@ def evidence_folder(report: Report, cell: Cell) -> str:
     return f"{report.folder.rstrip('/')}/cells/{cell.id}"
 
 
+def run_command(report: Report) -> str:
+    """The command line that makes the same run once more, with the variables that its engines were started with."""
+    return " ".join([*_assignments(report.info), "python", report.info.command])
+
+
 def repeat_command(report: Report, cell: Cell) -> str:
     """The command line that runs just this cell, on the same stack with the same settings."""
     info = report.info
     if info.in_compose:
-        variables = [f"{name}={shlex.quote(value)}" for name, value in info.variables]
-        return " ".join([*variables, shlex.join(("make", "up", f"MATRIX={info.matrix}", f"ONLY={cell.id}"))])
+        make = shlex.join(("make", "up", f"MATRIX={info.matrix}", f"ONLY={cell.id}"))
+        return " ".join([*_assignments(info), make])
     folder = report.folder.rstrip("/")
     return shlex.join(("python", "harness/run_matrix.py", "run", "--replay", folder, "--cell", cell.id))
+
+
+def _assignments(info: RunInfo) -> list[str]:
+    return [f"{name}={shlex.quote(value)}" for name, value in info.variables]

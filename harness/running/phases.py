@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from harness.errors import HarnessError, UsageError
-from harness.judging.judge import cell_judge, exit_code, judge
+from harness.judging.judge import cell_judge, exit_code, judge, only_controls_ran
 from harness.judging.known_issues import KnownIssue, with_known_issues
 from harness.planning.plan_checks import check_blocks, check_prompts
 from harness.planning.workload import build_prompts
-from harness.records import Failure, Plan, Prompt, Report, RunInfo, SecondAttempt, Verdict, Versions
+from harness.records import Cell, Failure, Plan, Prompt, Report, RunInfo, SecondAttempt, Verdict, Versions
 from harness.run_folder import RunFolder
 from harness.running.conditions import differences, dtype_of, prompt_differences
 from harness.running.runner import PREFILL, Runner
@@ -26,7 +26,7 @@ from harness.stack import Stack
 
 START_DEADLINE_S = 600.0
 """How long all engines together may take to start; a model may have to be fetched."""
-CELL_FAILED = 1
+CELL_FAILED, INCONCLUSIVE = 1, 2
 
 Prompts = Mapping[str, Prompt]
 Accept = Callable[[RunInfo, Prompts], RunInfo]
@@ -137,7 +137,7 @@ def judge_again(folder: RunFolder, known_issues: tuple[KnownIssue, ...] = ()) ->
         plan.cells,
         observations,
         verdicts,
-        exit_code_of(info, verdicts),
+        exit_code_of(info, plan.cells, verdicts),
         str(folder.path),
         prompts,
         oracles,
@@ -145,9 +145,9 @@ def judge_again(folder: RunFolder, known_issues: tuple[KnownIssue, ...] = ()) ->
     )
 
 
-def exit_code_of(info: RunInfo, verdicts: tuple[Verdict, ...]) -> int:
-    """The judge's, or that of what ended the run too early; a failed cell is worse."""
-    code = exit_code(verdicts)
+def exit_code_of(info: RunInfo, cells: tuple[Cell, ...], verdicts: tuple[Verdict, ...]) -> int:
+    """The judge's, or that of what ended the run too early; a failed cell is worse. Controls alone are inconclusive."""
+    code = exit_code(verdicts) or (INCONCLUSIVE if only_controls_ran(cells, verdicts) else 0)
     return info.failure.exit_code if info.failure and code != CELL_FAILED else code
 
 
