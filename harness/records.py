@@ -16,6 +16,9 @@ from services.journal import Event
 
 SCHEMA_VERSION = 1
 
+CELL_ID_BYTES_MAX = 200
+"""A cell's evidence lies in a folder that is named like it."""
+
 BASELINE = "decode-baseline"
 """The engine without faults, on which the oracles of all engines with the same settings are measured."""
 

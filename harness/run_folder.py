@@ -11,11 +11,13 @@ A file is there whole or not at all: each is written beside its place and then r
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
 import shutil
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -25,6 +27,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from harness.errors import HarnessError, UsageError
 from harness.records import (
+    CELL_ID_BYTES_MAX,
     SCHEMA_VERSION,
     Cell,
     Observation,
@@ -46,7 +49,6 @@ TIMING_NAME = "timing.json"
 ORACLES_NAME = "oracles.json"
 AGAIN_NAME = "again"
 EVIDENCE_NAME = "evidence"
-CELL_ID_BYTES_MAX = 200
 
 _run_info = TypeAdapter(RunInfo)
 _plan = TypeAdapter(Plan)
@@ -87,6 +89,11 @@ def write_text(path: Path, text: str) -> None:
 
 
 def _replace(path: Path, data: bytes) -> None:
+    path = path.resolve()
+    if path.exists() and not path.is_file():
+        # A device or a pipe is written to, and stays what it is; a folder refuses.
+        path.write_bytes(data)
+        return
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -95,7 +102,9 @@ def _replace(path: Path, data: bytes) -> None:
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:
-        os.unlink(temporary)
+        # Interrupted when it had its name already.
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
         raise
 
 
@@ -131,7 +140,7 @@ class RunFolder:
     def open(cls, path: Path) -> RunFolder:
         """The run that lies at `path`. Raises UsageError when none does, or one of another schema version."""
         file = path / RUN_NAME
-        if not file.is_file():
+        if not _is_file(file):
             raise UsageError(f"{path} is not a run folder: it has no {RUN_NAME}")
         version = _schema_version(file)
         if version != SCHEMA_VERSION:
@@ -167,14 +176,18 @@ class RunFolder:
 
     def has_oracles(self) -> bool:
         """Whether the oracles were measured; they are saved when all are."""
-        return (self.path / ORACLES_NAME).is_file()
+        return _is_file(self.path / ORACLES_NAME)
+
+    def has_info(self) -> bool:
+        """Whether the run has begun."""
+        return _is_file(self.path / RUN_NAME)
 
     def save_timing(self, timing: Timing) -> None:
         self._save(TIMING_NAME, _timing, timing)
 
     def load_timing(self) -> Timing:
         """What was spent so far; nothing before the first phase ended."""
-        there = (self.path / TIMING_NAME).is_file()
+        there = _is_file(self.path / TIMING_NAME)
         return self._load(TIMING_NAME, _timing) if there else Timing((), 0.0)
 
     def save_observation(self, cell: Cell, observation: Observation, *, again: bool = False) -> None:
@@ -212,11 +225,17 @@ class RunFolder:
         """Of every cell that was judged, in the order of the plan."""
         return tuple(self.load_verdict(cell_id) for cell_id in self._cells_with(VERDICT_NAME))
 
-    def save_evidence(self, evidence_dir: Path) -> None:
-        """Copy the engines' logs and journals to `evidence/`, unless they lie there already."""
+    def save_evidence(self, evidence_dir: Path, services: Iterable[str]) -> None:
+        """Copy the logs and journals of these services to `evidence/`, unless they lie there already."""
         kept = self.path / EVIDENCE_NAME
-        if evidence_dir.resolve() != kept.resolve() and evidence_dir.is_dir():
-            shutil.copytree(evidence_dir, kept, copy_function=shutil.copyfile, dirs_exist_ok=True)
+        if evidence_dir.resolve() == kept.resolve():
+            return
+        for service in services:
+            for file in (evidence_dir / service).glob("*"):
+                # Somebody else's folder may hold anything; only files can be copied.
+                if file.is_file():
+                    (kept / service).mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(file, kept / service / file.name)
 
     def discard_unused(self) -> bool:
         """Remove the folder again, unless an engine has left something in it; whether it was removed."""
@@ -231,7 +250,7 @@ class RunFolder:
 
     def _cells_with(self, name: str, again: bool = False) -> tuple[str, ...]:
         ids = (cell.id for cell in self.load_plan().cells)
-        return tuple(each for each in ids if (self.path / self._attempt_name(each, again) / name).is_file())
+        return tuple(each for each in ids if _is_file(self.path / self._attempt_name(each, again) / name))
 
     @staticmethod
     def _attempt_name(cell_id: str, again: bool = False) -> str:
@@ -261,6 +280,14 @@ class RunFolder:
             return loads(adapter, data)
         except ValidationError as error:
             raise UsageError(f"{self.path / name} is not what kvproof wrote:\n{_problems(error)}") from error
+
+
+def _is_file(path: Path) -> bool:
+    """Raises UsageError where that cannot be seen."""
+    try:
+        return path.is_file()
+    except OSError as error:
+        raise UsageError(f"cannot look at {path}: {error.strerror}") from error
 
 
 def _event_line(event: Event) -> str:

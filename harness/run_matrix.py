@@ -50,6 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except HarnessError as error:
         console.print(visible(str(error)), style="bold red", markup=False, soft_wrap=True)
         return error.exit_code
+    except OSError as error:
+        # A full disk, a folder that may not be read: the machine's state, not a defect.
+        console.print(visible(str(error)), style="bold red", markup=False, soft_wrap=True)
+        return HarnessError.exit_code
     except KeyboardInterrupt:
         console.print("interrupted; everything that was started has been stopped", style="bold red")
         return HarnessError.exit_code

@@ -354,3 +354,51 @@ def test_something_else_than_vllm(engine: FakeServer) -> None:
         client.queue_state()
     with pytest.raises(StackError, match=r"/tokenize: HTTP 401: no"):
         client.tokenize("text")
+
+
+@pytest.mark.parametrize(
+    ("metrics", "problem"),
+    [
+        ("<html>{", "these are no metrics"),
+        (fake_server.METRICS.replace("} 3.0", "} NaN"), "cannot convert float NaN"),
+    ],
+)
+def test_metrics_that_make_no_sense(engine: FakeServer, metrics: str, problem: str) -> None:
+    engine.behaviours["/metrics"] = refuse(200, metrics.encode())
+    with pytest.raises(StackError, match=problem):
+        EngineClient(engine.url).queue_state()
+
+
+@pytest.mark.parametrize("value", ['block_size="0"', 'block_size="None"', 'other="32"'])
+def test_a_block_size_that_is_none(engine: FakeServer, value: str) -> None:
+    engine.behaviours["/metrics"] = refuse(200, fake_server.METRICS.replace('block_size="32"', value).encode())
+    with pytest.raises(StackError, match=r"block_size of vllm:cache_config_info is (0|None|missing), not a count"):
+        EngineClient(engine.url).block_size()
+
+
+def test_a_server_without_a_model(engine: FakeServer) -> None:
+    engine.behaviours["/v1/models"] = reply({"data": []})
+    with pytest.raises(StackError, match="no model is served there"):
+        EngineClient(engine.url).model_name()
+    assert "no model is served there" in complete(engine).error
+
+
+def test_likely_tokens_without_ids_cannot_be_read(engine: FakeServer) -> None:
+    engine.behaviours[COMPLETIONS] = reply(event(" Paris", [7042], [{" Paris": -0.5}], "stop"))
+    got = complete(engine)
+    assert got.broken_off
+    assert "the answer cannot be read: invalid literal for int()" in got.error
+
+
+def test_a_short_call_has_a_deadline_however_slowly_the_answer_comes(engine: FakeServer) -> None:
+    engine.behaviours["/health"] = trickle(seconds=10)
+    began_s = time.monotonic()
+    assert not EngineClient(engine.url).is_healthy()
+    assert time.monotonic() - began_s < 5
+
+
+def test_a_short_call_does_not_swallow_whatever_comes(engine: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "ANSWER_BYTES_MAX", 1000)
+    engine.behaviours["/version"] = refuse(200, b"x" * 1001)
+    with pytest.raises(StackError, match="/version: the answer has more than 1000 bytes"):
+        EngineClient(engine.url).version()

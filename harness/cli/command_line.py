@@ -171,7 +171,9 @@ def make_parser(environ: Mapping[str, str]) -> Parser:
 
     def command(name: str, options: type[Options], what: str, more: str) -> Parser:
         raw = argparse.RawDescriptionHelpFormatter
-        added = commands.add_parser(name, help=what, description=what, epilog=more, formatter_class=raw)
+        added = commands.add_parser(
+            name, help=what, description=what, epilog=more, formatter_class=raw, allow_abbrev=False
+        )
         added.set_defaults(options=options)
         return added
 

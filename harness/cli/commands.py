@@ -111,6 +111,11 @@ def _finish(doing: Doing, stack: Stack, folder: RunFolder, options: RunOptions) 
         if isinstance(problem, UsageError) and (options.resume or folder.discard_unused()):
             raise
         return _tell_failure(fail(folder, problem, known_issues), problem, folder, options)
+    except Exception as error:
+        # A defect of ours, whose traceback is shown: what was observed until then is kept all the same.
+        defect = HarnessError(f"a defect of kvproof: {type(error).__name__}: {error}")
+        write_reports(fail(folder, defect, known_issues), folder.path)
+        raise
     return _tell(report, folder, options, console)
 
 
@@ -120,7 +125,7 @@ def _tell_failure(report: Report, problem: HarnessError, folder: RunFolder, opti
     text = visible(f"{problem}\nreport: {folder.path}")
     _console(options).print(text, style="bold red", markup=False, soft_wrap=True)
     if options.json:
-        print_raw((folder.path / JSON_NAME).read_text())
+        print_raw((folder.path / JSON_NAME).read_text("utf-8"))
     return report.exit_code
 
 
@@ -176,7 +181,7 @@ def _tell(report: Report, folder: RunFolder, options: OutputOptions, console: Co
     write_reports(report, folder.path)
     print_report(report, console, quiet=options.quiet)
     if options.json:
-        print_raw((folder.path / JSON_NAME).read_text())
+        print_raw((folder.path / JSON_NAME).read_text("utf-8"))
     return report.exit_code
 
 

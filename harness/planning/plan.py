@@ -18,8 +18,9 @@ from harness.planning.expansion import Engines, expand
 from harness.planning.matrix_checks import entry_problems, prompt_problems
 from harness.planning.matrix_file import Location, Problem, checked, choose, parse, report
 from harness.planning.matrix_words import CellsEntry, IncludeEntry, MatrixFile, PromptEntry
-from harness.records import Cell, Plan, PromptSpec
+from harness.records import CELL_ID_BYTES_MAX, Cell, Plan, PromptSpec
 
+CELLS_MAX = 10_000
 MATRIX_FOLDER = Path(__file__).resolve().parents[1] / "matrix"
 """The matrices that ship; another file may include them wherever it lies."""
 
@@ -190,6 +191,12 @@ def _spec(prompt_id: str, entry: PromptEntry) -> PromptSpec:
 
 def _add(cells: dict[str, Cell], new: Iterable[Cell], at: Location) -> Iterator[Problem]:
     for cell in new:
+        if len(cells) == CELLS_MAX:
+            yield Problem(f"more than {CELLS_MAX} cells", at, "use fewer values, or several files")
+            return
+        if len(cell.id.encode()) > CELL_ID_BYTES_MAX:
+            hint = f"at most {CELL_ID_BYTES_MAX} bytes; give the entry or its prompt a shorter name"
+            yield Problem(f"the cell id {cell.id} is too long", at, hint)
         if cell.id in cells:
             yield Problem(
                 f"a second cell {cell.id}", at, "give the entry a name of its own: it ends the ids of its cells"

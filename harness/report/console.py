@@ -19,9 +19,12 @@ class OutputConsole(Console):
 
 
 def print_raw(text: str) -> None:
-    """`text` on stdout as it is."""
+    """`text` on stdout as it is, except for characters that its encoding lacks; nothing where stdout is closed."""
+    if sys.stdout is None:
+        return
+    encoding = sys.stdout.encoding or "utf-8"
     try:
-        sys.stdout.write(text)
+        sys.stdout.write(text.encode(encoding, errors="backslashreplace").decode(encoding))
         sys.stdout.flush()
     except BrokenPipeError:
         _nobody_reads(sys.stdout.fileno())

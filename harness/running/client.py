@@ -14,6 +14,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, TypeVar
 
@@ -30,6 +31,8 @@ from harness.running.completions import Departure, Draft, first_problem, path_an
 from services.faults import LoadControl
 
 CALL_TIMEOUT_S = 10.0
+ANSWER_BYTES_MAX = 2**26
+"""Of a short call; a prompt's token ids or the metrics have far fewer."""
 HEALTH_TIMEOUT_S = 1.0
 RESET_TIMEOUT_S = 5.0
 RESET_POLL_S = 0.1
@@ -80,6 +83,15 @@ class _Reset(BaseModel):
     success: bool
 
 
+@dataclass(frozen=True)
+class _Reply:
+    """A whole answer to one of the short calls."""
+
+    url: str
+    status_code: int
+    content: bytes
+
+
 class EngineClient:
     """One engine. Safe to use from several threads."""
 
@@ -114,6 +126,8 @@ class EngineClient:
             self._exchange(draft, path, body, control.tag, departure or Departure())
         except ValidationError as error:
             draft.break_off(f"the answer cannot be read: {first_problem(error)}")
+        except ValueError as error:
+            draft.break_off(f"the answer cannot be read: {error}")
         except (StackError, requests.RequestException, urllib3.exceptions.HTTPError) as error:
             draft.break_off(root_cause(error))
         if draft.gave_up:
@@ -128,7 +142,7 @@ class EngineClient:
         with (
             _session() as session,
             session.post(url, json=body, headers=headers, stream=True, timeout=timeout_s) as response,
-            _cut_off_at_deadline(draft, response),
+            _cut_off_after(draft.remaining_s(), response, draft.time_out),
             departure.closing(lambda: _hang_up(response, draft.give_up)),
         ):
             draft.status_code = response.status_code
@@ -200,26 +214,38 @@ class EngineClient:
     def model_name(self, timeout_s: float = CALL_TIMEOUT_S) -> str:
         """The first name under which the engine serves its model; asked once."""
         if not self._model_name:
-            self._model_name = self._ask(_Models, "GET", "/v1/models", timeout_s=timeout_s).data[0].id
+            models = self._ask(_Models, "GET", "/v1/models", timeout_s=timeout_s).data
+            if not models:
+                raise StackError(f"{self.base_url}/v1/models: no model is served there")
+            self._model_name = models[0].id
         return self._model_name
 
     def block_size(self) -> int:
-        """Tokens in one KV block."""
-        return int(self._cache_config["block_size"])
+        """Tokens in one KV block, at least 1."""
+        return self._cache_count("block_size")
 
     def num_gpu_blocks(self) -> int:
         """KV blocks the engine has (vLLM calls them GPU blocks on the CPU, too)."""
-        return int(self._cache_config["num_gpu_blocks"])
+        return self._cache_count("num_gpu_blocks")
 
     def queue_state(self) -> QueueState:
         """Now, from /metrics: counts over all engine cores, usage of the fullest."""
         metrics = self._metrics()
-        return QueueState(
-            running_count=int(_total(metrics["vllm:num_requests_running"])),
-            waiting_count=int(_total(metrics["vllm:num_requests_waiting"])),
-            cache_usage=max(sample.value for sample in metrics["vllm:kv_cache_usage_perc"].samples),
-            preemption_count=int(_total(metrics["vllm:num_preemptions"])),
-        )
+        try:
+            return QueueState(
+                running_count=int(_total(metrics["vllm:num_requests_running"])),
+                waiting_count=int(_total(metrics["vllm:num_requests_waiting"])),
+                cache_usage=max(sample.value for sample in metrics["vllm:kv_cache_usage_perc"].samples),
+                preemption_count=int(_total(metrics["vllm:num_preemptions"])),
+            )
+        except (ValueError, OverflowError) as error:
+            raise StackError(f"{self.base_url}/metrics: {error}") from None
+
+    def _cache_count(self, name: str) -> int:
+        text = self._cache_config.get(name, "missing")
+        if not text.isdecimal() or int(text) == 0:
+            raise StackError(f"{self.base_url}/metrics: {name} of vllm:cache_config_info is {text}, not a count")
+        return int(text)
 
     @cached_property
     def _cache_config(self) -> dict[str, str]:
@@ -228,7 +254,11 @@ class EngineClient:
     def _metrics(self) -> dict[str, Metric]:
         """One reading of /metrics. Raises StackError when a metric used here is missing."""
         response = self._check(self._call("GET", "/metrics"))
-        metrics = {metric.name: metric for metric in text_string_to_metric_families(response.text) if metric.samples}
+        text = response.content.decode(errors="replace")
+        try:
+            metrics = {metric.name: metric for metric in text_string_to_metric_families(text) if metric.samples}
+        except ValueError as error:
+            raise StackError(f"{response.url}: these are no metrics: {error}") from None
         missing = [name for name in METRICS_USED if name not in metrics]
         if missing:
             raise StackError(f"{response.url}: no {', '.join(missing)}; is this vLLM with its metrics switched on?")
@@ -246,20 +276,27 @@ class EngineClient:
 
     def _call(
         self, method: str, path: str, body: dict[str, object] | None = None, timeout_s: float = CALL_TIMEOUT_S
-    ) -> requests.Response:
-        url = f"{self.base_url}{path}"
+    ) -> _Reply:
+        url, is_late = f"{self.base_url}{path}", threading.Event()
         try:
-            with _session() as session:
-                return session.request(method, url, json=body, timeout=timeout_s)
-        except requests.RequestException as error:
-            raise StackError(f"{url}: {root_cause(error)}") from None
+            with (
+                _session() as session,
+                session.request(method, url, json=body, timeout=timeout_s, stream=True) as response,
+                _cut_off_after(timeout_s, response, is_late.set),
+            ):
+                reply = _Reply(url, response.status_code, _content(response))
+        except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
+            raise StackError(f"{url}: {'timed out' if is_late.is_set() else root_cause(error)}") from None
+        if is_late.is_set():
+            raise StackError(f"{url}: timed out")
+        return reply
 
-    def _check(self, response: requests.Response) -> requests.Response:
+    def _check(self, response: _Reply) -> _Reply:
         if response.status_code != 200:
             raise StackError(f"{response.url}: HTTP {response.status_code}: {refusal(response.content)}")
         return response
 
-    def _read(self, shape: type[Shape], response: requests.Response) -> Shape:
+    def _read(self, shape: type[Shape], response: _Reply) -> Shape:
         try:
             return shape.model_validate_json(response.content)
         except ValidationError as error:
@@ -283,11 +320,21 @@ def _session() -> requests.Session:
     return session
 
 
+def _content(response: requests.Response) -> bytes:
+    """The whole body. Raises StackError for one that no engine would send."""
+    content = bytearray()
+    for chunk in response.iter_content(ANSWER_BYTES_MAX):
+        content += chunk
+        if len(content) > ANSWER_BYTES_MAX:
+            raise StackError(f"{response.url}: the answer has more than {ANSWER_BYTES_MAX} bytes")
+    return bytes(content)
+
+
 @contextlib.contextmanager
-def _cut_off_at_deadline(draft: Draft, response: requests.Response) -> Iterator[None]:
-    """Ends a read that is still going on at the deadline, however many bytes trickle in: a socket timeout
-    starts anew with each of them."""
-    timer = threading.Timer(max(draft.remaining_s(), 0), _hang_up, (response, draft.time_out))
+def _cut_off_after(limit_s: float, response: requests.Response, note: Callable[[], None]) -> Iterator[None]:
+    """Ends a read that is still going on then, however many bytes trickle in: a socket timeout starts anew with each
+    of them."""
+    timer = threading.Timer(max(limit_s, 0), _hang_up, (response, note))
     timer.daemon = True
     timer.start()
     try:

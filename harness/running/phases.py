@@ -19,6 +19,7 @@ from harness.planning.workload import build_prompts
 from harness.records import Cell, Failure, Plan, Prompt, Report, RunInfo, SecondAttempt, Verdict, Versions
 from harness.run_folder import RunFolder
 from harness.running.conditions import differences, dtype_of, prompt_differences
+from harness.running.consistency import check_engines, check_stored
 from harness.running.runner import PREFILL, Runner
 from harness.running.session import Clock, Session, again_left, cells_left, observe
 from harness.running.watcher import Watcher
@@ -106,7 +107,10 @@ def resume(stack: Stack, folder: RunFolder, watcher: Watcher, known_issues: tupl
 
 
 def fail(folder: RunFolder, error: HarnessError, known_issues: tuple[KnownIssue, ...] = ()) -> Report:
-    """Store why a run did not come to its end, and report what it has observed."""
+    """Store why a run did not come to its end, and report what it has observed. Raises `error` where nothing could be
+    stored yet."""
+    if not folder.has_info():
+        raise error
     folder.save_info(replace(folder.load_info(), failure=Failure(str(error), error.exit_code)))
     return judge_again(folder, known_issues)
 
@@ -119,6 +123,8 @@ def judge_again(folder: RunFolder, known_issues: tuple[KnownIssue, ...] = ()) ->
     """
     plan, info, observations = folder.load_plan(), folder.load_info(), folder.load_observations()
     prompts, oracles = (folder.load_prompts(), folder.load_oracles()) if observations else ((), ())
+    twice = folder.load_observations(again=True)
+    check_stored(folder.path, plan, info, {prompt.id for prompt in prompts}, (*observations, *twice))
     by_id, dtype = {prompt.id: prompt for prompt in prompts}, dtype_of(info)
     judged = judge(plan.cells, by_id, oracles, observations, info.block_size, dtype)
     verdicts = with_known_issues(judged, plan.cells, known_issues, info)
@@ -126,9 +132,7 @@ def judge_again(folder: RunFolder, known_issues: tuple[KnownIssue, ...] = ()) ->
         folder.save_verdict(verdict)
     judge_alone = cell_judge(by_id, oracles, info.block_size, dtype)
     cells = {cell.id: cell for cell in plan.cells}
-    again = tuple(
-        SecondAttempt(seen, judge_alone(cells[seen.cell_id], seen)) for seen in folder.load_observations(again=True)
-    )
+    again = tuple(SecondAttempt(seen, judge_alone(cells[seen.cell_id], seen)) for seen in twice)
     for attempt in again:
         folder.save_verdict(attempt.verdict, again=True)
     return Report(
@@ -148,7 +152,8 @@ def judge_again(folder: RunFolder, known_issues: tuple[KnownIssue, ...] = ()) ->
 def exit_code_of(info: RunInfo, cells: tuple[Cell, ...], verdicts: tuple[Verdict, ...]) -> int:
     """The judge's, or that of what ended the run too early; a failed cell is worse. Controls alone are inconclusive."""
     code = exit_code(verdicts) or (INCONCLUSIVE if only_controls_ran(cells, verdicts) else 0)
-    return info.failure.exit_code if info.failure and code != CELL_FAILED else code
+    # A stored file may have been edited: who did not finish is not well.
+    return info.failure.exit_code or HarnessError.exit_code if info.failure and code != CELL_FAILED else code
 
 
 def _on_engines(plan: Plan, info: RunInfo, stack: Stack, folder: RunFolder, watcher: Watcher, accept: Accept) -> None:
@@ -185,7 +190,7 @@ def _kept_evidence(stack: Stack, folder: RunFolder, watcher: Watcher) -> Iterato
         yield
     finally:
         watcher.phase_begun("stop")
-        folder.save_evidence(stack.evidence_dir)
+        folder.save_evidence(stack.evidence_dir, stack.services)
 
 
 def _with_engines(info: RunInfo, stack: Stack) -> RunInfo:
@@ -198,8 +203,9 @@ def _with_engines(info: RunInfo, stack: Stack) -> RunInfo:
 
 def _complete(info: RunInfo, stack: Stack) -> RunInfo:
     """With what ready engines answer. Services that others started may not have said what they are; then what vLLM's
-    server tells has to do."""
+    server tells has to do. Raises StackError where engines contradict what they said, or each other."""
     client = stack.client(PREFILL)
+    check_engines(info, stack)
     if PREFILL not in info.engines:
         info = replace(info, versions=Versions(vllm=client.version(), model=client.model_name()))
     return replace(info, block_size=client.block_size())

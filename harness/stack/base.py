@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_fixed
 
 from harness.errors import StackError, UsageError
@@ -116,9 +116,13 @@ class Stack(ABC):
             return tuple(log.read().decode(errors="replace").splitlines()[-line_count:])
 
     def engine_info(self, service: str) -> EngineInfo | None:
-        """What the service's engine was started with; None where its entrypoint is not ours (attach)."""
+        """What the service's engine was started with; None where its entrypoint is not ours (attach). Raises StackError
+        for a file that no entrypoint wrote."""
         path = self.evidence_dir / service / ENGINE_INFO_NAME
-        return TypeAdapter(EngineInfo).validate_json(path.read_bytes()) if path.exists() else None
+        try:
+            return TypeAdapter(EngineInfo).validate_json(path.read_bytes()) if path.exists() else None
+        except ValidationError:
+            raise StackError(f"{path} describes no engine; remove it, or have the engine write it anew") from None
 
     def changed_variables(self, engines: Mapping[str, EngineInfo]) -> tuple[tuple[str, str], ...]:  # noqa: ARG002
         """The variables, and their values, that made these engines differ from compose.yaml's defaults; none where
