@@ -2125,6 +2125,13 @@ def test_other_bytes_than_the_oracle_got_are_red() -> None:
     assert (verdict.outcome, broken_checks(verdict)) == (Outcome.WRONG_OUTPUT, {"same-bytes-loaded"})
     said = {f.request: f.detail for f in verdict.findings if not f.ok}
     assert said == {VICTIM_TAG: "other bytes than the oracle got in blocks 0 1 2 3 4 5 6"}
+    (third,) = (
+        replace(e, digests=tuple("b" if d == "a 3" else d for d in e.digests))
+        for e in same[-1].events
+        if e.name is EventName.LOADED
+    )
+    verdict = judged_with(runs, cells, [*same[:-1], replace(same[-1], events=(*same[-1].events[:-1], third))])
+    assert [f.detail for f in verdict.findings if not f.ok] == ["other bytes than the oracle got in blocks 3"]
 
 
 def test_a_report_that_belongs_to_no_load_proves_nothing() -> None:

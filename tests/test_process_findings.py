@@ -14,6 +14,7 @@ from tests.process_builders import FILES, LEFT, process_cell, process_observatio
 from tests.verdicts import lines, told, verdict_of
 
 CHECKS = {
+    "engine-alive",
     "fault-fired",
     "kv-loaded",
     "nothing-unpublished",
@@ -27,6 +28,7 @@ KILLED, GIVEN_UP = ProcessKind.DECODE_KILLED_LOADING, ProcessKind.DECODE_PAUSED_
 
 HONEST = {
     SAVING: """
+engine-alive: expected 0 exits, healthy; got 0 exits, healthy
 producer-serves: expected HTTP 200
 published-whole: expected 0 1 2; got 0 1 2
 nothing-unpublished of tag-victim
@@ -38,6 +40,7 @@ kv-loaded of tag-victim: expected blocks 0 1 2; got found 0 1 2, planned 0 1 2, 
 kv-loaded of tag-reload: expected blocks 0 1 2 3 4 5 6; got planned 0 1 2 3 4 5 6, loaded 0 1 2 3 4 5 6
 """,
     PAUSED: """
+engine-alive: expected 0 exits, healthy; got 0 exits, healthy
 producer-serves: expected HTTP 200
 published-whole: expected 0 1 2; got 0 1 2
 nothing-unpublished of tag-victim
@@ -49,6 +52,7 @@ kv-loaded of tag-victim: expected blocks 0 1 2; got found 0 1 2, planned 0 1 2, 
 kv-loaded of tag-reload: expected blocks 0 1 2 3 4 5 6; got planned 0 1 2 3 4 5 6, loaded 0 1 2 3 4 5 6
 """,
     KILLED: """
+engine-alive: expected at most 1 exits, healthy; got 1 exits, healthy
 volume-unchanged: expected 14 files; got 14 files
 fault-fired: expected held, engine_exited, engine_ready; load of block 3; \
 got held (load of block 3), engine_exited, engine_ready
@@ -59,6 +63,7 @@ kv-loaded of tag-reload: expected blocks 0 1 2 3 4 5 6; got planned 0 1 2 3 4 5 
 victim-got-nothing of tag-victim: expected a broken connection, no text; got HTTP 0: Connection reset by peer; text ''
 """,
     GIVEN_UP: """
+engine-alive: expected 0 exits, healthy; got 0 exits, healthy
 volume-unchanged: expected 14 files; got 14 files
 fault-fired: expected held, engine_paused, engine_resumed; load of block 3; \
 got held (load of block 3), engine_paused, engine_resumed, loaded
@@ -137,6 +142,15 @@ def test_of_a_cell_without_its_victim() -> None:
         volume=replace(seen.volume, damages=(replace(first, after="other bytes"), *others)),
     )
     assert told(of_process(verdict_of(of, seen), only_broken=True)) == lines(BROKEN_DECODE)
+
+
+def test_of_an_engine_that_died_more_often_than_it_was_killed() -> None:
+    of = process_cell(KILLED)
+    seen = process_observation(of)
+    events = tuple(event(EventName.ENGINE_EXITED, "", reason=reason) for reason in ("signal SIGKILL", "exit code 1"))
+    seen = replace(seen, events=(*seen.events, *events), after=replace(seen.after, restart_count=2))
+    (finding,) = (f for f in verdict_of(of, seen).findings if f.check == "engine-alive")
+    assert (finding.ok, finding.detail) == (False, "; signal SIGKILL; exit code 1")
 
 
 def test_of_a_victim_that_got_text() -> None:
