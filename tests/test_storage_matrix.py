@@ -131,7 +131,7 @@ def test_a_stack_without_a_kv_folder_skips_them(tmp_path: Path) -> None:
     skipped = {verdict.cell_id: verdict for verdict in report.verdicts if verdict.status is Status.SKIPPED}
     assert set(skipped) == {cell.id for cell in plan.cells if cell.storage}
     assert all("give the folder with --kv-dir" in verdict.findings[0].detail for verdict in skipped.values())
-    assert report.exit_code == 0
+    assert report.exit_code == 2
 
 
 def test_engines_without_kvproofs_connector_skip_them(tmp_path: Path) -> None:
