@@ -115,7 +115,8 @@ def _strike(of: Cell, fault: ProcessFault, tag: str) -> tuple[Event, ...]:
     held = event(EventName.HELD, tag, (struck_block(of),), reason=fault.point)
     killed = (EventName.ENGINE_EXITED, EventName.ENGINE_STARTED, EventName.ENGINE_READY)
     names = killed if fault.kills else (EventName.ENGINE_PAUSED, EventName.ENGINE_RESUMED)
-    return (held, *(event(name, "") for name in names))
+    reasons = {EventName.ENGINE_EXITED: "signal SIGKILL"}
+    return (held, *(event(name, "", reason=reasons.get(name, "")) for name in names))
 
 
 def _answer(of: Cell, planned: PlannedRequest) -> Completion:
