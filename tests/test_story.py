@@ -184,3 +184,12 @@ def test_how_much_two_texts_share(one: str, other: str, count: int) -> None:
 
 def test_load_modes_are_words() -> None:
     assert story.request_words(builders.request(builders.Role.VICTIM, LoadMode.ASYNC), {}, 4).endswith("load async")
+
+
+def test_of_a_damaged_file_the_readers_who_noticed_are_counted() -> None:
+    damaged = replace(builders.cell(), storage=StorageFault(StorageKind.FLIPPED_LAST))
+    assert [story.fired_words(damaged, count) for count in (0, 2)] == [
+        "nobody noticed the damage",
+        "the damage was noticed twice",
+    ]
+    assert story.fired_words(builders.cell(FaultKind.REPORT), 0) == "the fault fired never"

@@ -101,7 +101,7 @@ def times(count: int) -> str:
 def fired_words(cell: Cell, count: int) -> str:
     """How often the fault was carried out. A file is damaged once; what is counted is who noticed."""
     if cell.storage and cell.storage.fails:
-        return f"the damage was noticed {times(count)}"
+        return f"the damage was noticed {times(count)}" if count else "nobody noticed the damage"
     return f"the fault fired {times(count)}"
 
 
