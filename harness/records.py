@@ -12,7 +12,7 @@ from enum import StrEnum
 from harness.faults.process_kinds import ProcessFault
 from harness.faults.storage_kinds import StorageFault
 from services.faults import NO_FAULT, Fault, LoadMode
-from services.journal import Event
+from services.journal import Event, Seconds
 
 SCHEMA_VERSION = 1
 
@@ -164,7 +164,7 @@ class PlannedRequest:
     stream: bool = False
     sent: Moment = Moment.START
     gives_up: Moment | None = None
-    deadline_s: float = 0.0
+    deadline_s: Seconds = 0.0
     chat: bool = False
 
 
@@ -184,7 +184,7 @@ class Cell:
     expected: Outcome
     why: str
     max_tokens: int = 8
-    deadline_s: float = 60.0
+    deadline_s: Seconds = 60.0
     control: bool = False
     report: str = ""
     storage: StorageFault | None = None
@@ -231,8 +231,8 @@ class Completion:
     finish_reason: str = ""
     top: tuple[tuple[TokenChoice, ...], ...] = ()
     prompt_token_count: int = 0
-    ttft_s: float = 0.0
-    duration_s: float = 0.0
+    ttft_s: Seconds = 0.0
+    duration_s: Seconds = 0.0
     timed_out: bool = False
     broken_off: bool = False
     gave_up: bool = False
@@ -279,7 +279,7 @@ class RequestRecord:
 
     planned: PlannedRequest
     tag: str
-    sent_s: float
+    sent_s: Seconds
     completion: Completion
 
 
@@ -298,7 +298,7 @@ class Damage:
     before: str
     during: str
     after: str = ""
-    held_s: float = 0.0
+    held_s: Seconds = 0.0
 
 
 @dataclass(frozen=True)
@@ -344,8 +344,8 @@ class Observation:
     settled: bool
     events: tuple[Event, ...]
     log_lines: tuple[str, ...]
-    started_at_s: float
-    duration_s: float
+    started_at_s: Seconds
+    duration_s: Seconds
     error: str = ""
     skipped: str = ""
     volume: VolumeRecord = VolumeRecord()
@@ -460,12 +460,12 @@ class RunInfo:
     matrix: str
     stack: str
     command: str
-    started_at_s: float
+    started_at_s: Seconds
     seed: int = 0
     versions: Versions = Versions()
     engines: dict[str, EngineInfo] = field(default_factory=dict)
     block_size: int = 0
-    resumed_at_s: tuple[float, ...] = ()
+    resumed_at_s: tuple[Seconds, ...] = ()
     replay_of: str = ""
     differences: tuple[str, ...] = ()
     failure: Failure | None = None
@@ -480,7 +480,7 @@ class Timing:
     """Seconds spent: per phase in order (name, seconds), and in all; of every session of the run together."""
 
     phases: tuple[tuple[str, float], ...]
-    duration_s: float
+    duration_s: Seconds
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import inf
-from typing import TypeVar
+from typing import Literal, TypeVar, get_args
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
@@ -27,9 +27,10 @@ PARAMS_KEY = "kvproof"
 HOLD_S_MAX = 60.0
 """Longest `Hold.wait_s`: whatever becomes of the harness, an engine that it stopped goes on."""
 
-SELECTOR_NAMES = ("first", "middle", "last", "all")
+SelectorName = Literal["first", "middle", "last", "all"]
+SELECTOR_NAMES: tuple[SelectorName, ...] = get_args(SelectorName)
 
-BlockSelector = str | tuple[int, ...]
+BlockSelector = SelectorName | tuple[int, ...]
 """One of SELECTOR_NAMES, or logical block indices counted from 0 inside the loaded prefix."""
 
 
@@ -68,6 +69,8 @@ class FaultKind(StrEnum):
     # Breaches of the connector's contract: what vLLM makes of them is robustness, not recovery.
     REPORT_LATE = "report_late"
     """As REPORT, one step later than the contract allows."""
+    REPORT_STALE = "report_stale"
+    """The load is right, and one step later its blocks are reported as failed all the same."""
     FINISH_MISSING = "finish_missing"
     """As REPORT, but the async load is never reported as finished."""
     FINISH_TWICE = "finish_twice"
@@ -81,6 +84,7 @@ class FaultKind(StrEnum):
 BREACH_KINDS = frozenset(
     {
         FaultKind.REPORT_LATE,
+        FaultKind.REPORT_STALE,
         FaultKind.FINISH_MISSING,
         FaultKind.FINISH_TWICE,
         FaultKind.FINISH_SYNC,
@@ -96,11 +100,12 @@ REPORTED_KINDS = frozenset(
         FaultKind.DROP,
         FaultKind.REOFFER,
         FaultKind.REPORT_LATE,
+        FaultKind.REPORT_STALE,
         FaultKind.FINISH_MISSING,
         FaultKind.FINISH_SYNC,
     }
 )
-"""Faults that tell vLLM which blocks are bad."""
+"""Faults that tell vLLM which blocks are bad; it has to believe that."""
 
 LOST_KINDS = frozenset({FaultKind.UNANSWERED, FaultKind.HANG, FaultKind.RAISE})
 """Faults after which vLLM has to see for itself that a load did not end; none of its blocks can be used then."""
@@ -109,7 +114,7 @@ BROKEN_KINDS = REPORTED_KINDS | LOST_KINDS
 """Faults that vLLM can know of, and has to answer as its policy says: repair, or an error."""
 
 BAD_BLOCK_KINDS = BROKEN_KINDS | {FaultKind.SILENT}
-"""Faults after which a block does not hold what the store holds."""
+"""Faults after which a block is not to be used: it does not hold what the store holds, or is said not to."""
 
 WHOLE_LOAD_KINDS = frozenset(
     {
@@ -256,6 +261,7 @@ def breakage(fault: Fault, loaded_block_count: int, earlier_load_count: int) -> 
         FaultKind.RAISE: Breakage(raises=True),
         FaultKind.REOFFER: replace(reported, untold=True),
         FaultKind.REPORT_LATE: replace(reported, late=True),
+        FaultKind.REPORT_STALE: Breakage(reported=chosen, late=True),
         FaultKind.FINISH_MISSING: replace(reported, extra_finishes=-1),
         FaultKind.FINISH_TWICE: Breakage(extra_finishes=1),
         FaultKind.FINISH_SYNC: replace(reported, extra_finishes=1),

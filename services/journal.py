@@ -15,6 +15,12 @@ import weakref
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Annotated
+
+from annotated_types import Interval
+
+Seconds = Annotated[float, Interval(ge=0, le=1e11)]
+"""A span of time, or a Unix time; whoever reads a file that somebody may have edited checks the bounds."""
 
 JOURNAL_NAME = "journal.jsonl"
 ENGINE_LOG_NAME = "engine.log"
@@ -86,14 +92,14 @@ class Event:
 
     name: EventName
     service: str
-    time_s: float
+    time_s: Seconds
     request: str = ""
     mode: str = ""
     blocks: tuple[int, ...] = ()
     block_ids: tuple[int, ...] = ()
     digests: tuple[str, ...] = ()
     reason: str = ""
-    duration_s: float = 0.0
+    duration_s: Seconds = 0.0
     pid: int = 0
     keys: tuple[str, ...] = ()
 

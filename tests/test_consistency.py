@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -70,6 +72,44 @@ def test_a_prompt_that_is_missing_and_a_block_size_that_is_none_are_told(folder:
     (folder.path / "prompts.json").write_text("[]")
     change(folder.path / "run.json", lambda raw: raw.update(block_size=0))
     with pytest.raises(UsageError, match=f"the block size is 0\n(.*\n)*.*prompt \\w+ of {CELL} is missing"):
+        judge_again(folder)
+
+
+def in_request(name: str, value: object) -> Callable[[dict[str, object]], None]:
+    def edit(raw: dict[str, object]) -> None:
+        requests = raw["requests"]
+        assert isinstance(requests, list)
+        *parents, field = name.split(".")
+        place = requests[0]
+        for parent in parents:
+            place = place[parent]
+        assert field in place
+        place[field] = value
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("edit", "told"),
+    [
+        (in_request("sent_s", math.inf), "less than or equal to 100000000000 @ requests.0.sent_s"),
+        (in_request("sent_s", -1.0), "greater than or equal to 0 @ requests.0.sent_s"),
+        (in_request("completion.ttft_s", math.nan), "@ requests.0.completion.ttft_s"),
+        (in_request("planned.fault.blocks", "some"), "@ requests.0.planned.fault.blocks"),
+        (in_request("planned.prompt_id", "nobody's"), f"prompt nobody's of {CELL} is missing"),
+        (lambda raw: raw.update(started_at_s=math.inf), "@ started_at_s"),
+    ],
+)
+def test_what_no_run_writes_is_told(folder: RunFolder, edit: Callable[[dict[str, object]], None], told: str) -> None:
+    change(folder.cell_path(CELL) / "observation.json", edit)
+    with pytest.raises(UsageError, match=re.escape(told)):
+        judge_again(folder)
+
+
+def test_a_time_of_an_event_that_no_clock_gives_is_told(folder: RunFolder) -> None:
+    journal = folder.cell_path(CELL) / "journal.jsonl"
+    journal.write_text(re.sub('"time_s":[0-9.]+', '"time_s":1e300', journal.read_text()))
+    with pytest.raises(UsageError, match="@ time_s"):
         judge_again(folder)
 
 

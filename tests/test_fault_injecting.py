@@ -185,6 +185,8 @@ def reported(*block_ids: int, finished: bool = False) -> Step:
         (FaultKind.REOFFER, ASYNC, [reported(5, finished=True), NOTHING]),
         (FaultKind.REPORT_LATE, SYNC, [NOTHING, reported(5), NOTHING]),
         (FaultKind.REPORT_LATE, ASYNC, [FINISHED, reported(5), NOTHING]),
+        (FaultKind.REPORT_STALE, SYNC, [NOTHING, reported(5), NOTHING]),
+        (FaultKind.REPORT_STALE, ASYNC, [FINISHED, reported(5), NOTHING]),
         (FaultKind.HANG, ASYNC, [NOTHING, NOTHING]),
         (FaultKind.FINISH_MISSING, ASYNC, [reported(5), NOTHING]),
         (FaultKind.FINISH_TWICE, ASYNC, [FINISHED, FINISHED, NOTHING]),
@@ -235,6 +237,15 @@ def test_other_kinds_leave_the_bytes_alone(bench: Callable[..., Bench], kind: Fa
     broken.steps(2)
     assert not any(map(broken.is_garbage, BLOCK_IDS))
     assert broken.fired() == [(kind, (0, 1, 2))]
+
+
+@pytest.mark.parametrize("mode", [SYNC, ASYNC])
+def test_a_stale_report_is_about_some_blocks_and_they_are_right(bench: Callable[..., Bench], mode: LoadMode) -> None:
+    broken = bench(FaultKind.REPORT_STALE, mode, (0, 2))
+    broken.steps(2)
+    assert not any(map(broken.is_garbage, BLOCK_IDS))
+    assert broken.fired() == [(FaultKind.REPORT_STALE, (0, 2))]
+    assert [(e.blocks, e.block_ids) for e in broken.events(EventName.REPORTED)] == [((0, 2), (5, 7))]
 
 
 def test_a_second_finished_report_fires_only_when_it_is_made(bench: Callable[..., Bench]) -> None:

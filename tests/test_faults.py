@@ -162,6 +162,7 @@ def test_select(blocks: BlockSelector, loaded_block_count: int, expected: tuple[
         (FaultKind.RAISE, Breakage(raises=True)),
         (FaultKind.REOFFER, Breakage(garbage=(1, 2), reported=(1, 2), untold=True)),
         (FaultKind.REPORT_LATE, Breakage(garbage=(1, 2), reported=(1, 2), late=True)),
+        (FaultKind.REPORT_STALE, Breakage(reported=(1, 2), late=True)),
         (FaultKind.FINISH_MISSING, Breakage(garbage=(1, 2), reported=(1, 2), extra_finishes=-1)),
         (FaultKind.FINISH_TWICE, Breakage(extra_finishes=1)),
         (FaultKind.FINISH_SYNC, Breakage(garbage=(1, 2), reported=(1, 2), extra_finishes=1)),

@@ -46,6 +46,10 @@ def test_list_prints_every_cell_and_why(capsys: pytest.CaptureFixture[str]) -> N
         (["list", "--only", "recompute-repot-sync-first"], "recompute-report-sync-first"),
         (["list", "--matrix", "no-such-matrix"], "cannot read the matrix file"),
         (["judge", "no-such-run"], "is not a run folder"),
+        (["--url", "prefill=http://127.0.0.1:1"], "--url is for services that run elsewhere: --stack attach"),
+        (["--stack", "compose", "--evidence-dir", "e"], "--evidence-dir is for services that run elsewhere"),
+        (["--stack", "attach", "--url", "a=http://h:1", "--url", "a=http://h:2"], "--url names a twice"),
+        (["--resume", "runs/A", "--runs", "elsewhere"], "--runs cannot be given beside --resume"),
     ],
 )
 def test_bad_arguments_exit_64(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,6 +126,9 @@ def test_variables_are_defaults_and_arguments_win() -> None:
     options = parse(["--runs", "here"], environ)
     assert isinstance(options, RunOptions)
     assert (options.runs, options.matrix, options.only) == (Path("here"), "storage", ("a", "b"))
+    only = parse(["--only", "c", "--only", "d"], environ)
+    assert isinstance(only, RunOptions)
+    assert only.only == ("c", "d")
 
 
 def test_the_words_that_choose_a_stack_choose_it_again() -> None:

@@ -285,7 +285,7 @@ def planned_harm(request: Request, blocks: Blocks, earlier_load_count: int) -> H
     planned = breakage(request.control.fault, len(blocks), earlier_load_count)
     spoilt = tuple(blocks[index] for index in planned.garbage or planned.withheld)
     reported = tuple(blocks[index] for index in planned.reported)
-    fired = (spoilt or blocks,) if planned.fires else ()
+    fired = (spoilt or reported or blocks,) if planned.fires else ()
     return Harm(fired, spoilt, reported, reported, delay_s=planned.delay_s)
 
 

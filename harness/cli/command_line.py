@@ -30,7 +30,8 @@ from harness.planning.seed import SEED_MAX
 COMMANDS = ("run", "list", "judge", "compare", "doctor", "completion")
 PROGRAM = "run_matrix.py"
 SHELLS = ("bash", "zsh")
-STACKS = ("processes", "compose", "attach")
+PROCESSES, ATTACH = "processes", "attach"
+STACKS = (PROCESSES, "compose", ATTACH)
 RUNS_FOLDER = "runs"
 MATRIX_WORDS = ("--matrix", "--only", "--seed")
 
@@ -73,7 +74,7 @@ class RunOptions(OutputOptions):
         """The words of the command line that choose this stack."""
         folders = (("--kv-dir", self.kv_dir), ("--evidence-dir", self.evidence_dir))
         return (
-            *(() if self.stack in ("", STACKS[0]) else ("--stack", self.stack)),
+            *(() if self.stack in ("", PROCESSES) else ("--stack", self.stack)),
             *(word for name, url in self.url for word in ("--url", f"{name}={url}")),
             *(word for option, folder in folders if folder for word in (option, str(folder))),
         )
@@ -129,9 +130,13 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> Options:
     parser = make_parser(environ)
     given = vars(parser.parse_args([*arguments] if named else ["run", *arguments]))
     kind: type[Options] = given.pop("options")
+    if given.get("only") == []:
+        given["only"] = [cell_id for cell_id in environ.get("KVPROOF_ONLY", "").split(",") if cell_id]
     options = TypeAdapter(kind).validate_python(given)
-    if isinstance(options, RunOptions) and (problem := _stored_run_problem(options, arguments)):
-        parser.error(problem)
+    if isinstance(options, RunOptions):
+        problem = _stored_run_problem(options, arguments) or _stack_problem(options)
+        if problem:
+            parser.error(problem)
     return options
 
 
@@ -142,7 +147,7 @@ def with_stack_of(options: RunOptions, stored: Sequence[str]) -> RunOptions:
         raise TypeError("`run` gives RunOptions")
     return replace(
         options,
-        stack=options.stack or then.stack or STACKS[0],
+        stack=options.stack or then.stack or PROCESSES,
         kv_dir=options.kv_dir or then.kv_dir,
         url=options.url or then.url,
         evidence_dir=options.evidence_dir or then.evidence_dir,
@@ -152,10 +157,23 @@ def with_stack_of(options: RunOptions, stored: Sequence[str]) -> RunOptions:
 def _stored_run_problem(options: RunOptions, arguments: Sequence[str]) -> str:
     if options.cell and not options.replay:
         return "--cell names a cell of a stored run: --replay RUN --cell ID; cells of a matrix are chosen with --only"
-    given = [name for name in (word.partition("=")[0] for word in arguments) if name in MATRIX_WORDS]
-    if given and (options.replay or options.resume):
-        return f"{given[0]} cannot be given beside --replay or --resume: the stored run has its own"
+    given = [word.partition("=")[0] for word in arguments]
+    own = next((name for name in given if name in MATRIX_WORDS), "")
+    if own and (options.replay or options.resume):
+        return f"{own} cannot be given beside --replay or --resume: the stored run has its own"
+    if "--runs" in given and options.resume:
+        return "--runs cannot be given beside --resume: a run is finished in its own folder"
     return ""
+
+
+def _stack_problem(options: RunOptions) -> str:
+    """Words that would have no effect. A stored run may have its own stack."""
+    for_attach = [name for name, value in (("--url", options.url), ("--evidence-dir", options.evidence_dir)) if value]
+    if for_attach and options.stack != ATTACH and not ((options.replay or options.resume) and options.stack == ""):
+        return f"{for_attach[0]} is for services that run elsewhere: --stack {ATTACH}"
+    names = [name for name, _ in options.url]
+    twice = next((name for name in names if names.count(name) > 1), "")
+    return f"--url names {twice} twice; a service has one address" if twice else ""
 
 
 def make_parser(environ: Mapping[str, str]) -> Parser:
@@ -189,7 +207,7 @@ def make_parser(environ: Mapping[str, str]) -> Parser:
     _add_output_options(judge)
     _add_compare_options(command("compare", CompareOptions, "what two stored runs do not share", COMPARE_MORE))
     doctor = command("doctor", DoctorOptions, "is this machine able to run it, and if not, what to do", DOCTOR_MORE)
-    _add_stack_options(doctor, environ, STACKS[0])
+    _add_stack_options(doctor, environ, PROCESSES)
     completion = command("completion", CompletionOptions, "print a shell's completion script", COMPLETION_MORE)
     completion.add_argument("shell", choices=SHELLS)
     return parser
@@ -279,7 +297,6 @@ def _add_attach_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_matrix_options(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> None:
-    only = environ.get("KVPROOF_ONLY")
     matrix = parser.add_argument(
         "--matrix",
         metavar="FILE",
@@ -291,7 +308,7 @@ def _add_matrix_options(parser: argparse.ArgumentParser, environ: Mapping[str, s
         "--only",
         action="append",
         metavar="GLOB",
-        default=only.split(",") if only else [],
+        default=[],
         help="only cells whose id matches, and the controls they need; repeat for more",
     )
 

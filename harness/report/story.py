@@ -73,7 +73,7 @@ def _red(judged: tuple[Row, ...]) -> str:
 def _inconclusive(judged: tuple[Row, ...]) -> str:
     open_count = sum(row.verdict.status is Status.INCONCLUSIVE for row in judged)
     if not open_count:
-        return "nothing is proved, because every cell but controls was skipped."
+        return "nothing is proved, because nothing but controls was run."
     return f"nothing is proved yet, because {open_count} of {len(judged)} cells are inconclusive."
 
 

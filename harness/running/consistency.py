@@ -55,7 +55,7 @@ def _foreign(plan: Plan, info: RunInfo, prompt_ids: set[str], seen: Observation)
         if not record.tag.startswith(f"{cell.id}.")
     )
     yield from (f"{cell.id} has events of {event.service}" for event in seen.events if event.service != cell.engine)
-    asked = {request.prompt_id for request in cell.requests}
+    asked = {request.prompt_id for request in (*cell.requests, *(record.planned for record in seen.requests))}
     yield from (f"prompt {prompt_id} of {cell.id} is missing" for prompt_id in sorted(asked - prompt_ids))
 
 

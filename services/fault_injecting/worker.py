@@ -128,7 +128,8 @@ class WorkerSide:
         self._ended.append(load)
 
     def _break(self, load: Load) -> None:
-        """Change the bytes; what fired are only blocks whose bytes differ afterwards (all, where none was touched).
+        """Change the bytes; what fired are only blocks whose bytes differ afterwards, or, where the fault touches none,
+        those that it reports; or all.
 
         A fault that also reports the load as finished once too often has fired when it does that.
         """
@@ -139,7 +140,7 @@ class WorkerSide:
         for index in load.breakage.withheld:
             self._withhold(load.block_ids[index], before[index])
         changed = [i for i in touched if self._blocks.digest(load.block_ids[i]) != before[i]]
-        fired = tuple(changed if touched else range(len(load.block_ids)))
+        fired = tuple(changed if touched else load.breakage.reported or range(len(load.block_ids)))
         if load.breakage.extra_finishes > 0:
             self._to_finish_again.append((load, fired))
         else:
