@@ -9,10 +9,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 from harness.errors import HarnessError, StackError, UsageError
+from harness.judging.known_issues import KnownIssue
 from harness.planning.plan import load_plan, select_cells
-from harness.records import Cell, Outcome, Plan, Report, RunInfo, Status
+from harness.records import Cell, Outcome, Plan, Report, RunInfo, Status, Verdict
 from harness.report import write_reports
 from harness.report.as_json import to_json
 from harness.report.story import proved
@@ -37,6 +39,7 @@ class Recorder(Watcher):
     def __init__(self, at_cell: Callable[[int], None] = lambda _: None) -> None:
         self.done: list[str] = []
         self.again: list[str] = []
+        self.statuses: dict[str, Status] = {}
         self.differences: list[str] = []
         self.infos: list[RunInfo] = []
         self._at_cell = at_cell
@@ -47,12 +50,14 @@ class Recorder(Watcher):
     def differs(self, differences: tuple[str, ...]) -> None:
         self.differences += differences
 
-    def cell_done(self, cell: Cell, *_: object) -> None:
+    def cell_done(self, cell: Cell, verdict: Verdict, *_: object) -> None:
         self.done.append(cell.id)
+        self.statuses[cell.id] = verdict.status
         self._at_cell(len(self.done))
 
-    def cell_done_again(self, cell: Cell, *_: object) -> None:
+    def cell_done_again(self, cell: Cell, verdict: Verdict, *_: object) -> None:
         self.again.append(cell.id)
+        self.statuses[f"{cell.id} again"] = verdict.status
         self._at_cell(len(self.done) + len(self.again))
 
 
@@ -101,6 +106,20 @@ def told(report: Report) -> list[object]:
     for finding in (finding for cell in cells for finding in cell["findings"] if finding["check"] == "in-time"):
         finding["got"] = ""
     return [{key: cell[key] for key in cell if not key.endswith("_s")} for cell in cells]
+
+
+def test_a_known_issue_is_known_while_the_run_goes_on(tmp_path: Path) -> None:
+    issue = KnownIssue(RED[0], SpecifierSet("==0.32.*"), "any", Outcome.WRONG_OUTPUT, "https://example.org/1", "It is.")
+    watcher = Recorder()
+    with simulated_stack(evidence_dir(tmp_path), Wrong.GARBAGE_AFTER_RECOVERY) as stack:
+        report = phases.run(PLAN, stack, new_folder(tmp_path), Invocation("example", "pytest"), watcher, (issue,))
+    told = {name: status for name, status in watcher.statuses.items() if status is not Status.PASS}
+    known, red = Status.KNOWN, Status.FAIL
+    assert told == {RED[0]: known, f"{RED[0]} again": known, RED[1]: red, f"{RED[1]} again": red}
+    assert {row.cell.id: row.verdict.status for row in rows(report) if row.cell.id in RED} == {
+        RED[0]: known,
+        RED[1]: red,
+    }
 
 
 # Once more, alone.

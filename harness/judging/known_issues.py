@@ -1,7 +1,8 @@
 """Known issues: red cells that someone upstream knows of; they change what a red verdict means, never the verdict.
 
-`commands.py` loads the file before a run, `phases.judge_again` applies it to verdicts when all are judged. A file
-with mistakes is refused as a whole, with every mistake at once, as a matrix file is.
+`commands.py` loads the file before a run. `session.py` applies it to each verdict that is told while the run goes on,
+`phases.judge_again` when all are judged. A file with mistakes is refused as a whole, with every mistake at once, as a
+matrix file is.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def run(
         stack_options=invocation.stack_options,
         in_compose=stack.in_compose,
     )
-    _on_engines(plan, info, stack, folder, watcher, accept)
+    _on_engines(plan, info, stack, folder, watcher, accept, known_issues)
     return judge_again(folder, known_issues)
 
 
@@ -102,7 +102,7 @@ def resume(stack: Stack, folder: RunFolder, watcher: Watcher, known_issues: tupl
         folder.save_info(info)
     else:
         resumed = replace(info, resumed_at_s=(*info.resumed_at_s, time.time()))
-        _on_engines(plan, resumed, stack, folder, watcher, accept)
+        _on_engines(plan, resumed, stack, folder, watcher, accept, known_issues)
     return judge_again(folder, known_issues)
 
 
@@ -156,7 +156,15 @@ def exit_code_of(info: RunInfo, cells: tuple[Cell, ...], verdicts: tuple[Verdict
     return info.failure.exit_code or HarnessError.exit_code if info.failure and code != CELL_FAILED else code
 
 
-def _on_engines(plan: Plan, info: RunInfo, stack: Stack, folder: RunFolder, watcher: Watcher, accept: Accept) -> None:
+def _on_engines(
+    plan: Plan,
+    info: RunInfo,
+    stack: Stack,
+    folder: RunFolder,
+    watcher: Watcher,
+    accept: Accept,
+    known_issues: tuple[KnownIssue, ...],
+) -> None:
     """Start the stack, do what is left to do, and stop it; what is not known before is stored once it is."""
     if not info.block_size:
         folder.save_info(info)
@@ -176,7 +184,8 @@ def _on_engines(plan: Plan, info: RunInfo, stack: Stack, folder: RunFolder, watc
         now = accept(now, prompts)
         folder.save_info(now)
         folder.save_prompts(tuple(prompts.values()))
-        observe(Session(plan, now, prompts, folder), Runner(stack, prompts, watcher.waiting), clock, watcher)
+        session = Session(plan, now, prompts, folder, known_issues)
+        observe(session, Runner(stack, prompts, watcher.waiting), clock, watcher)
 
 
 def _is_finished(plan: Plan, info: RunInfo, folder: RunFolder) -> bool:

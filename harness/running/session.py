@@ -13,6 +13,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 
 from harness.judging.judge import cell_judge, to_run_again
+from harness.judging.known_issues import KnownIssue, with_known_issues
 from harness.judging.oracles import needed
 from harness.planning.plan import engines_of
 from harness.planning.seed import in_order
@@ -69,6 +70,7 @@ class Session:
     info: RunInfo
     prompts: Mapping[str, Prompt]
     folder: RunFolder
+    known_issues: tuple[KnownIssue, ...] = ()
 
 
 def observe(session: Session, runner: Runner, clock: Clock, watcher: Watcher) -> None:
@@ -114,7 +116,7 @@ def _run_cells(
     *,
     again: bool = False,
 ) -> None:
-    """Run the cells, save each as it ends, and tell what it is by itself."""
+    """Run the cells, save each as it ends, and tell what it is by itself, known issues included."""
     folder, info = session.folder, session.info
     judge_alone = cell_judge(session.prompts, folder.load_oracles(), info.block_size, dtype_of(info))
 
@@ -125,7 +127,8 @@ def _run_cells(
     with closing(side_by_side(lanes, run)) as ended:
         for cell, observation in ended:
             folder.save_observation(cell, observation, again=again)
-            done(cell, judge_alone(cell, observation), observation.duration_s)
+            (verdict,) = with_known_issues([judge_alone(cell, observation)], [cell], session.known_issues, info)
+            done(cell, verdict, observation.duration_s)
 
 
 def _prefill(runner: Runner, plan: Plan, prompts: Mapping[str, Prompt]) -> None:

@@ -35,7 +35,7 @@ class Watcher:
         """A cell is run now; called from the thread that runs its engine's cells."""
 
     def cell_done(self, cell: Cell, verdict: Verdict, duration_s: float) -> None:
-        """A cell was judged by itself; controls can still turn it inconclusive at the end."""
+        """A cell was judged by itself, known issues included; controls can still turn it inconclusive at the end."""
 
     def cells_again(self, cells: tuple[Cell, ...]) -> None:
         """These were not green and are run once more, one at a time with nothing beside; their verdicts stay."""
