@@ -27,7 +27,7 @@ class Outcome(StrEnum):
     """What happened in a cell."""
 
     LOADED = "loaded"
-    """No fault: everything was loaded and equals the oracle."""
+    """No load failed: what the store had was used, and everything equals its oracle."""
     RECOVERED = "recovered"
     """The failure was reported and every completion equals its oracle."""
     FAILED_CLEANLY = "failed-cleanly"
@@ -171,10 +171,10 @@ class PlannedRequest:
 @dataclass(frozen=True)
 class Cell:
     """One experiment. `engine` is a service name; `policy` its kv_load_failure_policy; its oracles are measured on
-    `oracle_engine`. `requests` are in the order in which they are sent. `preempts`: the victim has to be preempted
-    while it is repaired, or the cell proves nothing. `control`: this cell shows that the test itself works. `group`:
-    reports keep these cells apart; empty for most. `storage`: what is done to the files of the victim's blocks,
-    `process`: which process is struck; then no request has a fault of its own."""
+    `oracle_engine`. `requests` are in the order in which they are sent. `preempts`: the engine has to run out of
+    blocks during it and preempt a request, or the cell proves nothing. `control`: this cell shows that the test itself
+    works. `group`: reports keep these cells apart; empty for most. `storage`: what is done to the files of the victim's
+    blocks, `process`: which process is struck; then no request has a fault of its own."""
 
     id: str
     engine: str
@@ -252,7 +252,7 @@ class OracleKey:
 
 @dataclass(frozen=True)
 class OracleRun:
-    """One measurement of an oracle on the baseline engine, with the journal events of that request."""
+    """One measurement of an oracle on `key.engine`, with the journal events of that request."""
 
     key: OracleKey
     completion: Completion

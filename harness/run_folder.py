@@ -1,8 +1,9 @@
 """A run on disk: everything that is needed to judge a run again, or to report it again, without an engine.
 
-Called by the runner (save as soon as something is known) and by the command line (load to judge or report).
+`session.py` and `phases.py` save as soon as something is known; `phases.py`, `commands.py` and `compare.py` load.
 
     <runs>/<run_id>/run.json  plan.json  prompts.json  oracles.json  timing.json
+    <runs>/<run_id>/evidence/<service>/        journals and logs of the engines
     <runs>/<run_id>/cells/<cell_id>/cell.json  observation.json  journal.jsonl  engine.log  verdict.json
     <runs>/<run_id>/cells/<cell_id>/again/     the same of its second attempt, where there was one
 

@@ -55,7 +55,8 @@ class EventName(StrEnum):
     """[fault injecting, worker side] the inner connector itself reported `blocks` as failed."""
     FAULT_FIRED = "fault_fired"
     """[fault injecting, worker side] the fault `reason` was carried out on `blocks` (block bytes were really
-    changed, the delay really passed, the load was really kept back, reported once too often, or raised)."""
+    changed, the delay really passed, the load was really kept back, reported once too often, or raised). [scheduler
+    side] of a lookup: from now on it is not answered."""
     REPORTED = "reported"
     """[fault injecting, worker side] `blocks` / `block_ids` were handed to vLLM as failed; ids beyond the end of
     `blocks` belong to nobody. Without `request` where the inner connector named block ids of no load that ended in

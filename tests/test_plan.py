@@ -378,7 +378,7 @@ def many(tmp_path: Path) -> list[str]:
         "unknown value 'fine' @ cells.1.expect (line 23; valid: loaded, recovered, failed-cleanly, caught)",
         "input should be a valid integer, not True @ cells.1.max_tokens (line 24)",
         "'the first one' does not fit @ cells.2.report (line 26; such as vllm#19329 or owner/repository#7)",
-        "decode-baseline has no fault injector @ cells.3.engine (line 31; valid with kind none only)",
+        "decode-baseline obeys no faults @ cells.3.engine (line 31; valid with kind none only)",
         "delay_s means nothing for kind report @ cells.3.fault.delay_s (line 33; it belongs to delay, pending)",
         "mix with 2 sharers and 1 bystanders @ cells.3.workload (line 34; one of each, or kind group)",
         "unknown prompt 'harbur' @ cells.3.workload.victim (line 34; did you mean harbour? "

@@ -48,6 +48,7 @@ def test_list_prints_every_cell_and_why(capsys: pytest.CaptureFixture[str]) -> N
         (["judge", "no-such-run"], "is not a run folder"),
         (["--url", "prefill=http://127.0.0.1:1"], "--url is for services that run elsewhere: --stack attach"),
         (["--stack", "compose", "--evidence-dir", "e"], "--evidence-dir is for services that run elsewhere"),
+        (["--stack", "compose", "--kv-dir", "k"], "--kv-dir has no effect with --stack compose"),
         (["--stack", "attach", "--url", "a=http://h:1", "--url", "a=http://h:2"], "--url names a twice"),
         (["--resume", "runs/A", "--runs", "elsewhere"], "--runs cannot be given beside --resume"),
     ],

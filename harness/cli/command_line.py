@@ -30,8 +30,7 @@ from harness.planning.seed import SEED_MAX
 COMMANDS = ("run", "list", "judge", "compare", "doctor", "completion")
 PROGRAM = "run_matrix.py"
 SHELLS = ("bash", "zsh")
-PROCESSES, ATTACH = "processes", "attach"
-STACKS = (PROCESSES, "compose", ATTACH)
+STACKS = (PROCESSES, COMPOSE, ATTACH) = ("processes", "compose", "attach")
 RUNS_FOLDER = "runs"
 MATRIX_WORDS = ("--matrix", "--only", "--seed")
 
@@ -171,6 +170,8 @@ def _stack_problem(options: RunOptions) -> str:
     for_attach = [name for name, value in (("--url", options.url), ("--evidence-dir", options.evidence_dir)) if value]
     if for_attach and options.stack != ATTACH and not ((options.replay or options.resume) and options.stack == ""):
         return f"{for_attach[0]} is for services that run elsewhere: --stack {ATTACH}"
+    if options.kv_dir and options.stack == COMPOSE:
+        return f"--kv-dir has no effect with --stack {COMPOSE}: the KV lies in the project's own volume"
     names = [name for name, _ in options.url]
     twice = next((name for name in names if names.count(name) > 1), "")
     return f"--url names {twice} twice; a service has one address" if twice else ""
@@ -278,9 +279,12 @@ def _add_stack_options(parser: argparse.ArgumentParser, environ: Mapping[str, st
         "running Compose project; attach: use services that run elsewhere",
     )
     runs = Path(environ.get("KVPROOF_RUNS_DIR") or RUNS_FOLDER)
-    _add_folder(parser, "--runs", "where run folders go, of a few MB each (default: %(default)s)", runs)
+    default_runs = f"default: KVPROOF_RUNS_DIR, else {RUNS_FOLDER}"
+    _add_folder(parser, "--runs", f"where run folders go, of a few MB each ({default_runs})", runs)
     _add_folder(
-        parser, "--kv-dir", "the shared KV folder; processes: default a temporary one; attach: as it is mounted here"
+        parser,
+        "--kv-dir",
+        "the shared KV folder; processes: default a temporary one; attach: as it is mounted here; not for compose",
     )
 
 
@@ -301,7 +305,7 @@ def _add_matrix_options(parser: argparse.ArgumentParser, environ: Mapping[str, s
         "--matrix",
         metavar="FILE",
         default=environ.get("KVPROOF_MATRIX") or "example",
-        help="a matrix file, or the name of one in harness/matrix (default: %(default)s)",
+        help="a matrix file, or the name of one in harness/matrix (default: KVPROOF_MATRIX, else example)",
     )
     matrix.complete = shtab.FILE  # type: ignore[attr-defined]
     parser.add_argument(
@@ -309,7 +313,8 @@ def _add_matrix_options(parser: argparse.ArgumentParser, environ: Mapping[str, s
         action="append",
         metavar="GLOB",
         default=[],
-        help="only cells whose id matches, and the controls they need; repeat for more",
+        help="only cells whose id matches, and the controls they need; repeat for more (default: KVPROOF_ONLY, globs "
+        "separated by commas, else all)",
     )
 
 

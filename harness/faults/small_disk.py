@@ -1,7 +1,7 @@
 """A full disk: a folder on a small file system of its own, filled up but for what is to fit.
 
-`volume.py` calls it. The folder for it comes with the stack (compose.yaml mounts a small tmpfs; elsewhere
-KVPROOF_SMALL_DIR names one); a file system that is not small is never filled.
+`volume.py` calls it. The folder for it comes with the stack (compose.yaml mounts a small tmpfs;
+KVPROOF_SMALL_DIR names one for engines that are plain processes); a file system that is not small is never filled.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ def small_disk(small_dir: Path | None, file_bytes: int, file_count: int, mode: i
     Raises LeverMissing where there is no folder, or its file system is too large or too small.
     """
     if small_dir is None:
-        raise LeverMissing("no small disk; mount one (such as tmpfs, 64 MB) and set KVPROOF_SMALL_DIR to its folder")
+        raise LeverMissing(
+            "this stack has no small disk; for --stack processes mount one (tmpfs, 64 MB) and set KVPROOF_SMALL_DIR"
+        )
     for left in small_dir.glob(f"{PREFIX}*"):  # by a run that was killed
         shutil.rmtree(left)
     status = os.statvfs(small_dir)

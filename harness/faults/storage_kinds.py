@@ -54,7 +54,7 @@ class StorageKind(StrEnum):
     """A sound file, but of the format version before this one."""
 
     UNREADABLE = "unreadable"
-    """The file has mode 000. Cannot be done to engines that run as root, which may read everything."""
+    """The file has mode 000. Cannot be done to engines that keep root's right to read everything."""
     DIRECTORY = "directory"
     """A directory lies in the payload's place."""
     DANGLING_LINK = "dangling-link"

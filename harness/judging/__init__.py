@@ -1,1 +1,1 @@
-"""Observations -> verdicts; pure."""
+"""Observations -> verdicts; pure, but for reading the file of known issues."""

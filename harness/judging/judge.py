@@ -1,7 +1,8 @@
 """Verdicts: what a cell's observation, held against the oracles, says about the engine.
 
-Called by the command line once the run is over, or on a saved run. Pure: no clock, file or network. Every check always
-runs and leaves its findings; the first broken one, in the order of `CHECKS`, names the outcome.
+`phases.py` calls `judge` once the run is over, or on a saved run; `session.py` judges single cells meanwhile. Pure: no
+clock, file or network. Every check always runs and leaves its findings; the first broken one, in the order of `CHECKS`,
+names the outcome.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def entry_problems(
     yield from _prefix_problems(entry.workload, (*at, "workload"), specs)
     yield from _chat_problems(entry.workload, (*at, "workload"), specs)
     if BASELINE in entry.engine and entry.fault.kind != (FaultKind.NONE,):
-        yield Problem(f"{BASELINE} has no fault injector", (*at, "engine"), "valid with kind none only")
+        yield Problem(f"{BASELINE} obeys no faults", (*at, "engine"), "valid with kind none only")
 
 
 def _sharing_problems(

@@ -138,7 +138,7 @@ class RepeatEntry(Entry):
 
 
 class PromptEntry(Entry):
-    """A prompt. Each costs a prefill and its oracles: about a second on a slow CPU. With `token_count` the first and
+    """A prompt. Each costs a prefill and its oracles: some seconds on a slow CPU. With `token_count` the first and
     the last paragraph are kept whole, and what is between them is cut, or repeated, to make exactly that many tokens.
     So the first paragraph can tell a secret and the last can ask for it, and wrong KV shows in the answer."""
 

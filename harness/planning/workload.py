@@ -1,6 +1,6 @@
 """Prompts with exact token and block counts, made from the texts of a matrix file.
 
-The runner calls `build_prompts` once, with the tokenizer of the running engines. A prompt with a secret says it
+`phases.py` calls `build_prompts` once, with the tokenizer of the running engines. A prompt with a secret says it
 early, where its KV is loaded from the store, and asks for it at the end: with another prompt's KV, or garbage,
 the answer is visibly wrong. Pure: tokenizer in, prompts out.
 """

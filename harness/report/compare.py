@@ -3,7 +3,7 @@
 `commands.py` calls `compare` with what both runs reported; nothing is judged again. Pure apart from `stored`.
 
 Cost is compared by kind of load, never by single cell: a cell is measured once, beside other engines' cells, so
-nothing is known of its noise. Oracles are measured twice on a stack that does nothing else.
+nothing is known of its noise. Reuse and recompute oracles are measured twice, each alone on its engine.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def _costs(comparison: RunComparison) -> Section:
         "and upper/lower quartile of the single B/A.",
         f"B/A: the median over what both runs measured; a kind with fewer than {PAIRS_MIN} is not compared.",
         "What all kinds share may be the machine or its load, of which this noise knows nothing. Cells run beside "
-        "each other, oracles alone. Cost does not decide the exit code.",
+        "each other, oracles alone on their engine. Cost does not decide the exit code.",
     )
     columns = ("kind of load", ">n", ">A s", ">B s", ">B/A", ">noise", "")
     return Section("cost", columns, tuple(map(_cost, comparison.costs)), lines)

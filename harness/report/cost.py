@@ -43,7 +43,7 @@ class Series(StrEnum):
     """What a request did."""
 
     ORACLE = "oracle, good blocks loaded"
-    """Oracles, on the baseline engine: reuse, partial, recompute. What a perfect recovery costs."""
+    """Oracles, on engines without faults: reuse, partial, recompute. What a perfect recovery costs."""
     SOUND_SYNC = "no fault, sync"
     SOUND_ASYNC = "no fault, async"
     RECOVERED_SYNC = "recovered, sync"

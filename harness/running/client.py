@@ -1,8 +1,8 @@
 """Talks to one vLLM engine over HTTP and turns whatever comes back into plain values.
 
-The runner and the oracles call it, from several threads at once. Every call opens its own connection, so that a
-kept-alive connection which the server closes between two requests is never taken for a crash, and nothing is
-ever sent twice. Proxy settings of the environment are ignored.
+The runner, the stacks and the faults call it, from several threads at once; it is also the tokenizer of prompts. Every
+call opens its own connection, so that a kept-alive connection which the server closes between two requests is never
+taken for a crash, and nothing is ever sent twice. Proxy settings of the environment are ignored.
 
 What the engine does to a completion (an error, half a stream, a reset, silence) is an observation and comes back
 in the `Completion`; the other calls raise StackError.

@@ -150,7 +150,8 @@ def judge_again(folder: RunFolder, known_issues: tuple[KnownIssue, ...] = ()) ->
 
 
 def exit_code_of(info: RunInfo, cells: tuple[Cell, ...], verdicts: tuple[Verdict, ...]) -> int:
-    """The judge's, or that of what ended the run too early; a failed cell is worse. Controls alone are inconclusive."""
+    """The judge's, or that of what ended the run too early; a failed cell is worse. A run in which every cell that is
+    no control was skipped is inconclusive."""
     code = exit_code(verdicts) or (INCONCLUSIVE if only_controls_ran(cells, verdicts) else 0)
     # A stored file may have been edited: who did not finish is not well.
     return info.failure.exit_code or HarnessError.exit_code if info.failure and code != CELL_FAILED else code

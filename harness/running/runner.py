@@ -1,6 +1,6 @@
 """One cell on running services -> one Observation; no opinion.
 
-`phases.py` calls it. It resets what would carry over from the cell before, sends the requests, watches until the
+`session.py` calls it. It resets what would carry over from the cell before, sends the requests, watches until the
 engine is quiet again, and copies the evidence. What goes wrong in an engine is recorded, never raised.
 """
 
@@ -54,7 +54,7 @@ Progress = Callable[[str], None]
 
 
 class Runner:
-    """Runs cells and oracles on `stack`, one at a time. `prompts` by id."""
+    """Runs cells and oracles on `stack`, one at a time per engine. `prompts` by id."""
 
     def __init__(self, stack: Stack, prompts: Mapping[str, Prompt], progress: Progress) -> None:
         self._stack = stack

@@ -1,7 +1,7 @@
 """The interface of a stack, and what all stacks share: waiting until engines are ready, and saying why one is not.
 
-The command line opens one stack per run (`with stack:`), the runner uses it. Evidence lies where the services
-write it: `<evidence_dir>/<service>/`.
+`commands.py` makes one stack per run, `phases.py` opens it (`with stack:`), the runner uses it. Evidence lies where the
+services write it: `<evidence_dir>/<service>/`.
 """
 
 from __future__ import annotations
