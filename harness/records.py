@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Annotated
+
+from annotated_types import Interval, Len
 
 from harness.faults.process_kinds import ProcessFault
 from harness.faults.storage_kinds import StorageFault
@@ -129,7 +132,7 @@ class Prompt:
     id: str
     token_ids: tuple[int, ...]
     text: str
-    full_block_count: int
+    full_block_count: Annotated[int, Interval(ge=0, le=10**9)]
     secret: str = ""
     message: str = ""
     unstored: bool = False
@@ -180,7 +183,7 @@ class Cell:
     engine: str
     policy: str
     load: LoadMode
-    requests: tuple[PlannedRequest, ...]
+    requests: Annotated[tuple[PlannedRequest, ...], Len(1)]
     expected: Outcome
     why: str
     max_tokens: int = 8

@@ -50,6 +50,8 @@ TIMING_NAME = "timing.json"
 ORACLES_NAME = "oracles.json"
 AGAIN_NAME = "again"
 EVIDENCE_NAME = "evidence"
+NAME_CHARS = 50
+"""Of a file's name, in that of the temporary file beside it: it may be as long as a name can be."""
 
 _run_info = TypeAdapter(RunInfo)
 _plan = TypeAdapter(Plan)
@@ -86,7 +88,7 @@ def write_text(path: Path, text: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         _replace(path, text.encode("utf-8", errors="replace"))
     except OSError as error:
-        raise HarnessError(f"cannot write {path}: {error.strerror}; check its owner and the space left") from error
+        raise HarnessError(f"cannot write {path}: {error.strerror}") from error
 
 
 def _replace(path: Path, data: bytes) -> None:
@@ -95,7 +97,7 @@ def _replace(path: Path, data: bytes) -> None:
         # A device or a pipe is written to, and stays what it is; a folder refuses.
         path.write_bytes(data)
         return
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:NAME_CHARS]}.")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
@@ -207,7 +209,7 @@ class RunFolder:
         name = self._attempt_name(cell_id, again)
         observation = self._load(f"{name}/{OBSERVATION_NAME}", _observation)
         lines = self._read(f"{name}/{JOURNAL_NAME}").splitlines()
-        events = tuple(self._parse(f"{name}/{JOURNAL_NAME}", _event, line) for line in lines)
+        events = tuple(self._parse(f"{name}/{JOURNAL_NAME}, line {n}", _event, line) for n, line in enumerate(lines, 1))
         log = self._read(f"{name}/{ENGINE_LOG_NAME}").decode(errors="replace")
         return replace(observation, events=events, log_lines=tuple(log.split("\n")[:-1]))
 
@@ -302,7 +304,7 @@ def _schema_version(file: Path) -> object:
         raw = json.loads(file.read_bytes())
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{file} is not JSON: {error}") from error
     return raw.get("schema_version", "missing") if isinstance(raw, dict) else "missing"
 

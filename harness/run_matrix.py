@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -25,7 +26,7 @@ try:
     from harness.cli.command_line import parse
     from harness.cli.commands import execute
     from harness.errors import HarnessError
-    from harness.report.console import OutputConsole
+    from harness.report.console import OutputConsole, let_go
     from harness.report.view import visible
 except ModuleNotFoundError as error:
     if __name__ != "__main__":
@@ -44,22 +45,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Whoever started this with nohup, or in the background of a script, has decided otherwise.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _interrupt)
-    console = OutputConsole(stderr=True)
     try:
         return execute(parse(sys.argv[1:] if arguments is None else arguments, os.environ))
     except HarnessError as error:
-        console.print(visible(str(error)), style="bold red", markup=False, soft_wrap=True)
+        _tell(str(error))
         return error.exit_code
     except OSError as error:
         # A full disk, a folder that may not be read: the machine's state, not a defect.
-        console.print(visible(str(error)), style="bold red", markup=False, soft_wrap=True)
+        _tell(str(error))
         return HarnessError.exit_code
     except KeyboardInterrupt:
-        console.print("interrupted; everything that was started has been stopped", style="bold red")
+        _tell("interrupted; everything that was started has been stopped")
         return HarnessError.exit_code
     except Exception:  # noqa: BLE001 - a defect of ours must not look like a red cell, whose exit code is Python's own
-        console.print_exception()
+        with contextlib.suppress(OSError):
+            OutputConsole(stderr=True).print_exception()
         return HarnessError.exit_code
+
+
+def _tell(problem: str) -> None:
+    # Where stderr is on a full disk, too, the exit code has to do.
+    with contextlib.suppress(OSError):
+        OutputConsole(stderr=True).print(visible(problem), style="bold red", markup=False, soft_wrap=True)
 
 
 def _interrupt(signal_number: int, frame: object) -> NoReturn:  # noqa: ARG001
@@ -68,8 +75,9 @@ def _interrupt(signal_number: int, frame: object) -> NoReturn:  # noqa: ARG001
 
 if __name__ == "__main__":
     exit_code = main()
+    let_go(sys.stdout)
+    let_go(sys.stderr)
     if threading.active_count() > 1:
         # After Ctrl-C requests to services of others may still be out; their threads must not hold up the end.
-        sys.stdout.flush()
         os._exit(exit_code)
     sys.exit(exit_code)

@@ -113,6 +113,26 @@ def test_a_time_of_an_event_that_no_clock_gives_is_told(folder: RunFolder) -> No
         judge_again(folder)
 
 
+def test_a_line_that_no_journal_has_is_named(folder: RunFolder) -> None:
+    journal = folder.cell_path(CELL) / "journal.jsonl"
+    first, second, *others = journal.read_text().splitlines()
+    journal.write_text("\n".join([first, second[:-9], *others, ""]))
+    with pytest.raises(UsageError, match=re.escape("journal.jsonl, line 2 is not what kvproof wrote")):
+        judge_again(folder)
+
+
+def test_a_cell_without_requests_is_told(folder: RunFolder) -> None:
+    change(folder.path / "plan.json", lambda raw: raw["cells"][0].update(requests=[]))  # type: ignore[index]
+    with pytest.raises(UsageError, match=re.escape("@ cells.0.requests")):
+        judge_again(folder)
+
+
+def test_json_that_is_nested_without_end_is_told(folder: RunFolder) -> None:
+    (folder.path / "run.json").write_text("[" * 100_000)
+    with pytest.raises(UsageError, match=r"run\.json is not JSON"):
+        RunFolder.open(folder.path)
+
+
 def test_who_did_not_finish_is_never_well(tmp_path: Path) -> None:
     folder = RunFolder.open(Path(shutil.copytree(GREEN, tmp_path / "run")))
     assert judge_again(folder).exit_code == 0

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import UsageError
+from harness.planning.matrix_file import FILE_BYTES_MAX
 from harness.planning.matrix_words import KINDS
 from harness.planning.plan import load_plan, select_cells
 from harness.records import Cell, Moment, Outcome, Plan, PlannedRequest, PromptSpec, Role
@@ -455,11 +456,53 @@ def test_prompts_that_do_not_fit_together(tmp_path: Path, old: str, new: str, pr
     assert line.startswith(problem)
 
 
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("schema: 0x" + "f" * 5000, "this number is too large @ line 1, column 9"),
+        ("schema: " + "9" * 5000, "this is no int @ line 1, column 9"),
+        ("schema: 1\nname: !!timestamp abc", "this is no timestamp @ line 2, column 7"),
+        ("schema: 1\nname: !!bool abc", "this is no bool @ line 2, column 7"),
+        ("schema: !!int ''", "this is no int @ line 1, column 9"),
+        ("a: " + "[" * 3000, "lists or mappings are nested too deeply"),
+        ("caf\u00e9".encode("latin-1"), "byte 3 is not UTF-8; save it as UTF-8"),
+        (b"#" * (FILE_BYTES_MAX + 1), f"it has more than {FILE_BYTES_MAX} bytes"),
+    ],
+)
+def test_files_that_are_no_yaml_of_ours(tmp_path: Path, text: str | bytes, problem: str) -> None:
+    file = tmp_path / "matrix.yaml"
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(UsageError, match=re.escape(f"matrix.yaml is not a matrix file: {problem}")):
+        load_plan(file, ENGINES)
+
+
+def test_a_date_is_a_text_like_any_other(tmp_path: Path) -> None:
+    entry = "  - {why: 2026-12-01, engine: decode-fail, load: sync, workload: {victim: harbour}}\n"
+    assert [cell.why for cell in plan_of(tmp_path, HEAD + entry).cells] == ["2026-12-01"]
+
+
+def test_a_key_of_two_lines_stays_on_one(tmp_path: Path) -> None:
+    (line,) = problems_of(tmp_path, '"a\\n  b": 1' + HEAD + "  []")
+    assert line.startswith("unknown key a\\n  b @ a\\n  b (line 1;")
+
+
+def test_a_name_that_no_file_can_have_is_no_matrix(tmp_path: Path) -> None:
+    (line,) = problems_of(tmp_path, f"schema: 1\nname: n\ninclude: [{{matrix: {'a' * 300}}}]")
+    assert line.startswith("no matrix 'aaa")
+    assert "known_issues" not in line
+
+
+def test_values_that_are_there_twice_are_told_once(tmp_path: Path) -> None:
+    entry = "  - {why: Because., engine: decode-fail, load: [sync, sync, sync], workload: {victim: harbour}}\n"
+    (line,) = problems_of(tmp_path, HEAD + entry)
+    assert "or an axis has a value twice" in line
+
+
 def test_two_entries_with_the_same_ids_need_a_name(tmp_path: Path) -> None:
     entry = "  - {why: Because., engine: decode-fail, load: sync, workload: {victim: harbour}}\n"
     assert problems_of(tmp_path, HEAD + entry + entry) == [
         "a second cell fail-none-sync @ cells.1 (line 18; "
-        "give the entry a name of its own: it ends the ids of its cells)"
+        "give the entry a name of its own, which ends the ids of its cells; or an axis has a value twice)"
     ]
     assert ids(plan_of(tmp_path, HEAD + entry + entry.replace("why", "name: again, why"))) == [
         "fail-none-sync",

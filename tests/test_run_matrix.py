@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -44,7 +45,8 @@ def test_list_prints_every_cell_and_why(capsys: pytest.CaptureFixture[str]) -> N
         (["--no-such-option"], "unrecognized arguments"),
         (["run", "--url", "prefill"], "'prefill' is not NAME=URL"),
         (["list", "--only", "recompute-repot-sync-first"], "recompute-report-sync-first"),
-        (["list", "--matrix", "no-such-matrix"], "cannot read the matrix file"),
+        (["list", "--matrix", "no-such-matrix"], "no such matrix; those that ship are default, example, full"),
+        (["list", "--matrix", "no-such.yaml"], "cannot read the matrix file"),
         (["judge", "no-such-run"], "is not a run folder"),
         (["--url", "prefill=http://127.0.0.1:1"], "--url is for services that run elsewhere: --stack attach"),
         (["--stack", "compose", "--evidence-dir", "e"], "--evidence-dir is for services that run elsewhere"),
@@ -211,6 +213,48 @@ def test_a_reader_that_has_gone_changes_no_exit_code(arguments: list[str]) -> No
     done = subprocess.run(command, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def shell(words: str, **environ: str) -> tuple[int, str]:
+    """Exit code of `python harness/run_matrix.py` with these words of a shell, and what it printed."""
+    command = f"{shlex.quote(sys.executable)} harness/run_matrix.py {words}"
+    environment = {**os.environ, **environ}
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, env=environment, capture_output=True, check=False)
+    return done.returncode, (done.stdout + done.stderr).decode(errors="replace")
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("list >/dev/full", 3),
+        ("list --matrix nosuch 2>/dev/full", 64),
+        ("judge nosuch >/dev/full 2>&1", 64),
+        ("--no-such-option 2>/dev/full", 64),
+    ],
+)
+def test_a_full_disk_behind_an_output_never_looks_like_a_red_cell(words: str, code: int) -> None:
+    assert shell(words)[0] == code
+
+
+def test_what_the_encoding_of_the_terminal_lacks_is_escaped(tmp_path: Path) -> None:
+    file = tmp_path / "m.yaml"
+    cells = "[{why: Snow \u96ea., engine: decode-fail, load: sync, workload: {victim: p}}]"
+    file.write_text(f"schema: 1\nname: n\nprompts: {{p: {{text: hello}}}}\ncells: {cells}\n")
+    code, text = shell(f"list --matrix {file}", PYTHONIOENCODING="ascii")
+    assert (code, "Snow \\u96ea." in text) == (0, True)
+
+
+def test_a_comparison_overwrites_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recorded = ROOT / "tests" / "recorded"
+    before, after = (
+        shutil.copytree(recorded / name, tmp_path / name) for name in ("20261130-202128", "20261130-202446")
+    )
+    plan = (after / "plan.json").read_bytes()
+    code, text = run(["compare", str(before), str(after), "--html", str(after / "plan.json")], capsys)
+    assert (code, "lies in a folder that is compared" in text) == (64, True)
+    assert (after / "plan.json").read_bytes() == plan
+    code, text = run(["compare", str(before), str(after), "--html", str(tmp_path)], capsys)
+    assert (code, "cells" in text, "Is a directory" in text) == (3, True, True)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

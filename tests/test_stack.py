@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
@@ -148,6 +149,26 @@ def test_settings_of_a_stored_run_count_before_those_of_now(tmp_path: Path) -> N
     environ = process_environ(FAKE_MARKER=str(tmp_path))
     with ProcessStack(compose_file, tmp_path / "run", None, environ, ("one",), stored) as stack:
         stack.wait_ready(["one"], 20, SILENT)
+
+
+@pytest.mark.parametrize(
+    ("given", "seen"),
+    [
+        ({"KVPROOF_MODEL": "./mine"}, {"KVPROOF_MODEL": "/mine", "KVPROOF_MODEL_DIR": "/.cache/smollm2"}),
+        ({"KVPROOF_MODEL": "org/model"}, {"KVPROOF_MODEL": "org/model"}),
+        ({"KVPROOF_MODEL_DIR": "there"}, {"KVPROOF_MODEL_DIR": "/there"}),
+        ({"KVPROOF_MODEL_DIR": ""}, {"KVPROOF_MODEL_DIR": "/.cache/smollm2"}),
+    ],
+)
+def test_a_models_folder_is_the_one_that_is_seen_from_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, str], seen: dict[str, str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    compose_file = write_compose(tmp_path, {"one": "fine"})
+    given = process_environ(FAKE_MARKER=str(tmp_path), **given)
+    with ProcessStack(compose_file, tmp_path / "run", None, given) as stack:
+        environ = psutil.Process(stack._processes["one"].pid).environ()
+    assert {name: environ[name].replace(str(tmp_path), "") for name in seen} == seen
 
 
 def test_an_engine_that_never_answers(make_stack: MakeStack) -> None:
@@ -462,6 +483,14 @@ services:
         ("services: {a: {image: x}}", "no service has KVPROOF_ROLE"),
         ("services: [", "while parsing"),
         ("services: {a: {ports: ['x:8000'], environment: {KVPROOF_ROLE: decode}}}", "'x' is not a port number"),
+        (
+            "services: {a: {ports: ['65536:8000'], environment: {KVPROOF_ROLE: decode}}}",
+            "'65536' is not a port number",
+        ),
+        (
+            "services: {a: {ports: ['127.0.0.1:1:2:8000'], environment: {KVPROOF_ROLE: decode}}}",
+            "'127.0.0.1:1:2' is neither PORT nor ADDRESS:PORT",
+        ),
         ("nothing: 1", "services"),
     ],
 )

@@ -72,7 +72,9 @@ def test_every_fault_outcome_and_moment_has_a_meaning(kind: type[StrEnum]) -> No
 
 
 def test_a_meaning_is_the_docstring_on_one_line() -> None:
-    assert meanings(Outcome)["loaded"] == "No load failed: what the store had was used, and everything equals its oracle."
+    assert (
+        meanings(Outcome)["loaded"] == "No load failed: what the store had was used, and everything equals its oracle."
+    )
     assert "\n" not in meanings(Outcome)["not-run"]
 
 

@@ -31,7 +31,14 @@ from harness.cli.doctor import examine
 from harness.cli.machine import State
 from harness.errors import HarnessError, UsageError
 from harness.judging.known_issues import KnownIssue, load_known_issues
-from harness.planning.plan import MATRIX_FOLDER, engines_of, load_plan, select_cells
+from harness.planning.plan import (
+    KNOWN_ISSUES_FILE,
+    MATRIX_FOLDER,
+    engines_of,
+    load_plan,
+    select_cells,
+    shipped_matrices,
+)
 from harness.records import Plan, Report
 from harness.report import JSON_NAME, print_report, watching, write_reports
 from harness.report.compare import compare, stored
@@ -47,7 +54,6 @@ from harness.running.watcher import Watcher
 from harness.stack import COMPOSE_FILE, AttachStack, ComposeStack, ProcessStack, Stack, cell_engines, read_engines
 
 ROOT = Path(__file__).resolve().parents[2]
-KNOWN_ISSUES_FILE = MATRIX_FOLDER / "known_issues.yaml"
 
 
 def execute(options: Options) -> int:
@@ -151,14 +157,16 @@ def _judge(options: JudgeOptions) -> int:
 
 
 def _compare(options: CompareOptions) -> int:
-    before, after = (stored(RunFolder.open(path)) for path in (options.before, options.after))
-    comparison = compare(before, after)
-    if options.html:
-        write_text(options.html, to_html(comparison))
+    folders = (options.before, options.after)
+    if options.html and any(options.html.resolve().is_relative_to(folder.resolve()) for folder in folders):
+        raise UsageError(f"--html {options.html} lies in a folder that is compared; name a file outside of both")
+    comparison = compare(*(stored(RunFolder.open(path)) for path in folders))
     if options.markdown:
         print_raw(to_markdown(comparison))
     else:
         print_comparison(comparison, OutputConsole())
+    if options.html:
+        write_text(options.html, to_html(comparison))
     return 1 if comparison.worse else 0
 
 
@@ -192,7 +200,14 @@ def _plan(options: RunOptions | ListOptions) -> Plan:
 
 def _matrix_path(name: str) -> Path:
     """A file, or the name of one in harness/matrix."""
-    return Path(name) if name.endswith((".yaml", ".yml")) else MATRIX_FOLDER / f"{name}.yaml"
+    if name.endswith((".yaml", ".yml")):
+        return Path(name)
+    if name not in shipped_matrices():
+        raise UsageError(
+            f"--matrix {name}: no such matrix; those that ship are {', '.join(shipped_matrices())}, and the path of "
+            "another ends in .yaml"
+        )
+    return MATRIX_FOLDER / f"{name}.yaml"
 
 
 def _stack(

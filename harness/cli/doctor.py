@@ -93,7 +93,9 @@ def model(machine: Machine) -> Check:
         folder = Path(machine.environ.get("KVPROOF_MODEL_DIR") or machine.root / MODEL_FOLDER)
         if not folder.exists():
             return Check(State.NOTE, f"{name} is made in {folder} at the first start (10 s, 0.3 GB)")
-        return model_folder(folder, f"remove {folder}; it is made again at the next start")
+        return model_folder(
+            folder, "let KVPROOF_MODEL_DIR name a folder that is not there yet; the model is made in it"
+        )
     if name.startswith(("/", "./", "../")):
         return model_folder(Path(name), "let KVPROOF_MODEL name a folder with a model as Hugging Face stores it")
     return Check(State.NOTE, f"{name} is fetched from a model hub, unless it is in the cache; that needs a network")
@@ -141,7 +143,7 @@ def folders(machine: Machine) -> Check:
     chosen = [folder for folder in (machine.runs, machine.kv_dir or Path(tempfile.gettempdir())) if folder]
     closed = [str(folder) for folder in chosen if not _writable(folder)]
     if closed:
-        remedy = f"let user {os.getuid()} write there, or choose others with --runs and --kv-dir"
+        remedy = f"let user {os.getuid()} write there, to folders, or choose others with --runs and --kv-dir"
         return Check(State.PROBLEM, f"cannot be written: {', '.join(closed)}", remedy)
     return Check(State.OK, f"can be written: {', '.join(map(str, chosen))}")
 

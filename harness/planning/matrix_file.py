@@ -20,6 +20,9 @@ from pydantic_core import ErrorDetails
 from harness.errors import UsageError
 from harness.planning.matrix_words import NESTED, RULES
 
+FILE_BYTES_MAX = 2**22
+NUMBER_MAX = 10**12
+
 Location = tuple[str | int, ...]
 """Where in the file: keys, and list indices counted from 0."""
 
@@ -47,24 +50,47 @@ class Problem:
 def parse(path: Path, what: str = "matrix file") -> Document:
     """Read a file, a `what`. Raises UsageError when it cannot be read or is not YAML; says line and column."""
     try:
-        loader = _Loader(path.read_text(encoding="utf-8"))
+        loader = _Loader(_text(path))
         node = loader.get_single_node()
         root = loader.construct_document(node) if node else None
     except OSError as error:
         raise UsageError(f"cannot read the {what} {path}: {error.strerror}") from None
-    except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not a {what}: byte {error.start} is not UTF-8; save it as UTF-8") from None
+    except RecursionError:
+        raise UsageError(f"{path} is not a {what}: lists or mappings are nested too deeply") from None
+    except (yaml.YAMLError, ValueError) as error:
         raise UsageError(f"{path} is not a {what}: {_syntax(error)}") from None
     places = [*_places(node, ())] if node else []
     return Document(root, dict(places), _repeated(location for location, _ in places))
 
 
+def _text(path: Path) -> str:
+    with path.open("rb") as file:
+        data = file.read(FILE_BYTES_MAX + 1)
+    if len(data) > FILE_BYTES_MAX:
+        raise ValueError(f"it has more than {FILE_BYTES_MAX} bytes")
+    return data.decode("utf-8")
+
+
 class _Loader(yaml.SafeLoader):
-    """Only `true` and `false` are booleans (`off` is a word here); anchors cannot be referred to."""
+    """Only `true` and `false` are booleans (`off` is a word here), dates are text, numbers have a limit; anchors cannot
+    be referred to."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - the base class declares it so
-        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool"]
+        first: [(tag, pattern) for tag, pattern in resolvers if tag.rpartition(":")[2] not in ("bool", "timestamp")]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
+        kind = node.tag.rpartition(":")[2]
+        try:
+            value: object = super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError):
+            raise yaml.MarkedYAMLError(problem=f"this is no {kind}", problem_mark=node.start_mark) from None
+        if isinstance(value, int) and abs(value) > NUMBER_MAX:
+            raise yaml.MarkedYAMLError(problem="this number is too large", problem_mark=node.start_mark)
+        return value
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
@@ -128,7 +154,7 @@ def report(path: Path, document: Document, problems: Sequence[Problem]) -> str:
 def _sentence(problem: Problem, document: Document) -> str:
     where = ".".join(map(str, problem.location)) or "top of the file"
     notes = [f"line {_line(document, problem.location)}", *([problem.hint] if problem.hint else [])]
-    return f"{problem.what} @ {where} ({'; '.join(notes)})"
+    return f"{problem.what} @ {where} ({'; '.join(notes)})".replace("\n", "\\n")
 
 
 def _line(document: Document, location: Location) -> int:

@@ -146,14 +146,14 @@ class PromptEntry(Entry):
     """Paragraphs are separated by an empty line."""
     repeat: RepeatEntry | None = None
     """A text to repeat before `text`."""
-    token_count: int = Field(0, ge=0)
+    token_count: int = Field(0, ge=0, le=10_000_000)
     """How many tokens are sent; 0: as many as the text has. A prompt can load its whole blocks, but never its last
     token: (tokens - 1) // block size."""
     secret: str = ""
     """A word of the first paragraph that occurs in no other prompt."""
     share_with: str = ""
     """The prompt whose first blocks this one begins with; `text` then begins on a new line."""
-    shared_blocks: int = Field(0, ge=0)
+    shared_blocks: int = Field(0, ge=0, le=1_000_000)
     """How many blocks that are."""
     chat: bool = False
     """The text is a user's message, and the model's chat template makes the prompt of it."""
@@ -172,7 +172,7 @@ class FaultEntry(Entry):
     times: Axis[Times] | None = None
     """How many loads of the request are broken, 1 if not given. Where fewer loads take place than are to be broken, the
     cell proves nothing."""
-    delay_s: Axis[Annotated[float, Field(gt=0)]] | None = None
+    delay_s: Axis[Annotated[float, Field(gt=0, le=3600)]] | None = None
     """How many seconds late the load ends (kind `delay`), or its lookup is answered (`pending`); both need it."""
 
 
@@ -230,7 +230,7 @@ class CellsEntry(Entry):
     """Which requests are sent."""
     expect: Literal["loaded", "recovered", "failed-cleanly", "caught"] | None = None
     """The outcome that is right. Without it: what vLLM and the policy of the engine promise for this fault."""
-    max_tokens: int = Field(8, ge=1)
+    max_tokens: int = Field(8, ge=1, le=10_000_000)
     """How many tokens each answer has at most."""
     deadline_s: float = Field(60.0, gt=0, le=3600)
     """How many seconds each request may take."""

@@ -23,6 +23,8 @@ from harness.records import CELL_ID_BYTES_MAX, Cell, Plan, PromptSpec
 CELLS_MAX = 10_000
 MATRIX_FOLDER = Path(__file__).resolve().parents[1] / "matrix"
 """The matrices that ship; another file may include them wherever it lies."""
+KNOWN_ISSUES_FILE = MATRIX_FOLDER / "known_issues.yaml"
+"""Lies beside them, and is none."""
 
 
 def load_plan(path: Path, engines: Engines) -> Plan:
@@ -125,7 +127,7 @@ def _included(
         other = _matrix_file(entry.matrix, path.parent)
         if other in (*including, path):
             problems.append(Problem(f"{entry.matrix} includes this file", at, "a matrix cannot include itself"))
-        elif not other.is_file():
+        elif not _is_file(other):
             near = choose(entry.matrix, sorted({file.stem for file in _matrix_files(path.parent)}))
             problems.append(Problem(f"no matrix {entry.matrix!r} beside this file, and none ships", at, near))
         else:
@@ -137,11 +139,25 @@ def _included(
 def _matrix_file(name: str, folder: Path) -> Path:
     """The file of a matrix in `folder` or, where it has none, among those that ship."""
     beside, shipped = (place / f"{name}.yaml" for place in (folder, MATRIX_FOLDER))
-    return shipped if shipped.is_file() and not beside.is_file() else beside
+    return shipped if _is_file(shipped) and not _is_file(beside) else beside
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:
+        # The name is longer than any file's.
+        return False
 
 
 def _matrix_files(folder: Path) -> Iterator[Path]:
-    return (file for place in (folder, MATRIX_FOLDER) for file in place.glob("*.yaml"))
+    places = dict.fromkeys((folder, MATRIX_FOLDER))
+    return (file for place in places for file in place.glob("*.yaml") if file != KNOWN_ISSUES_FILE)
+
+
+def shipped_matrices() -> tuple[str, ...]:
+    """The names of the matrices that ship."""
+    return tuple(sorted(file.stem for file in _matrix_files(MATRIX_FOLDER)))
 
 
 def _take(
@@ -190,6 +206,7 @@ def _spec(prompt_id: str, entry: PromptEntry) -> PromptSpec:
 
 
 def _add(cells: dict[str, Cell], new: Iterable[Cell], at: Location) -> Iterator[Problem]:
+    told: set[str] = set()
     for cell in new:
         if len(cells) == CELLS_MAX:
             yield Problem(f"more than {CELLS_MAX} cells", at, "use fewer values, or several files")
@@ -197,8 +214,11 @@ def _add(cells: dict[str, Cell], new: Iterable[Cell], at: Location) -> Iterator[
         if len(cell.id.encode()) > CELL_ID_BYTES_MAX:
             hint = f"at most {CELL_ID_BYTES_MAX} bytes; give the entry or its prompt a shorter name"
             yield Problem(f"the cell id {cell.id} is too long", at, hint)
-        if cell.id in cells:
+        if cell.id in cells and cell.id not in told:
+            told.add(cell.id)
             yield Problem(
-                f"a second cell {cell.id}", at, "give the entry a name of its own: it ends the ids of its cells"
+                f"a second cell {cell.id}",
+                at,
+                "give the entry a name of its own, which ends the ids of its cells; or an axis has a value twice",
             )
         cells[cell.id] = cell

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.cli.commands import KNOWN_ISSUES_FILE
-from harness.planning.plan import MATRIX_FOLDER, load_plan
+from harness.planning.plan import MATRIX_FOLDER, load_plan, shipped_matrices
 from harness.records import Cell
 from harness.stack import COMPOSE_FILE, cell_engines, read_engines
 
@@ -29,7 +28,7 @@ class Matrix:
 def matrices() -> tuple[Matrix, ...]:
     """By name, on the engines of compose.yaml as they are with nothing set."""
     engines = cell_engines(read_engines(COMPOSE_FILE, {}))
-    files = sorted(path for path in MATRIX_FOLDER.glob("*.yaml") if path != KNOWN_ISSUES_FILE)
+    files = (MATRIX_FOLDER / f"{name}.yaml" for name in shipped_matrices())
     return tuple(Matrix(path.stem, _about(path), load_plan(path, engines).cells) for path in files)
 
 

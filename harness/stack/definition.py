@@ -20,6 +20,7 @@ from harness.records import BASELINE, Engine
 COMPOSE_FILE = Path(__file__).resolve().parents[2] / "compose.yaml"
 
 DECODE_ROLE = "decode"
+PORT_MAX = 65535
 DEFAULT_POLICY = "recompute"
 """What services/entrypoint.py takes where compose.yaml says nothing."""
 OWN_SETTINGS = frozenset(
@@ -194,10 +195,12 @@ def _ports(service: _Service, environ: Mapping[str, str]) -> tuple[int, int]:
     if isinstance(first, _Port):
         return _number(interpolate(str(first.published), environ)), first.target
     *published, container = interpolate(str(first), environ).split("/")[0].split(":")
+    if len(published) > 2:
+        raise InterpolationError(f"{':'.join(published)!r} is neither PORT nor ADDRESS:PORT")
     return _number(published[-1]) if published else 0, _number(container)
 
 
 def _number(text: str) -> int:
-    if not text.isdecimal():
+    if not text.isdecimal() or len(text) > len(str(PORT_MAX)) or int(text) > PORT_MAX:
         raise InterpolationError(f"{text!r} is not a port number")
     return int(text)

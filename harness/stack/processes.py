@@ -47,6 +47,7 @@ class ProcessStack(Stack):
     ) -> None:
         """Evidence goes to `<run_dir>/evidence`. `kv_dir` None: a temporary folder, removed by `stop`.
         `services`: start only these; empty: all. Raises UsageError."""
+        environ = _seen_from_here(environ)
         engines = read_engines(compose_file, environ)
         self._engines = _chosen(engines, services)
         super().__init__(tuple(engine.service for engine in self._engines), kv_dir, run_dir.resolve() / "evidence")
@@ -129,7 +130,7 @@ class ProcessStack(Stack):
             **self._settings.get(engine.service, {}),
             "KVPROOF_KV_DIR": str(self.kv_dir),
             "KVPROOF_EVIDENCE_DIR": str(self.evidence_dir),
-            "KVPROOF_MODEL_DIR": self._environ.get("KVPROOF_MODEL_DIR", str(self._root / MODEL_FOLDER)),
+            "KVPROOF_MODEL_DIR": self._environ.get("KVPROOF_MODEL_DIR") or str(self._root / MODEL_FOLDER),
             "KVPROOF_HOST": HOST,
             "KVPROOF_PORT": str(self._port(engine.service)),
             "KVPROOF_PARENT_PID": str(os.getpid()),
@@ -182,6 +183,16 @@ def reserve_port(port: int) -> socket.socket:
         return reserve_port(0)
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # now the engine may bind beside us
     return held
+
+
+def _seen_from_here(environ: Mapping[str, str]) -> dict[str, str]:
+    """With the model's folders as whoever set them sees them: engines run in the repository's root."""
+    model, model_dir = environ.get("KVPROOF_MODEL", ""), environ.get("KVPROOF_MODEL_DIR", "")
+    return {
+        **environ,
+        **({"KVPROOF_MODEL": os.path.abspath(model)} if model.startswith(("./", "../")) else {}),
+        **({"KVPROOF_MODEL_DIR": os.path.abspath(model_dir)} if model_dir else {}),
+    }
 
 
 def _chosen(engines: tuple[EngineDefinition, ...], services: tuple[str, ...]) -> tuple[EngineDefinition, ...]:
