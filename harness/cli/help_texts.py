@@ -41,7 +41,8 @@ Examples:
   run_matrix.py compare runs/A runs/B --markdown --html comparison.html
 
 Exit codes:
-  0 nothing got worse, 1 a cell got worse or a new cell is red (cost never counts), 64 bad arguments"""
+  0 nothing got worse, 1 a cell got worse or a new cell is red (cost never counts), 3 FILE cannot be written,
+  64 bad arguments"""
 DOCTOR_MORE = """\
 Examples:
   run_matrix.py doctor
