@@ -162,7 +162,8 @@ class PromptEntry(Entry):
 
 
 class FaultEntry(Entry):
-    """What is broken. Keys that mean nothing for a kind are mistakes; [faults.md](faults.md) says which a kind has."""
+    """What is broken. Keys that mean nothing for any kind of the entry are mistakes; [faults.md](faults.md) says which
+    a kind has."""
 
     kind: Axis[Kind] = (FaultKind.NONE,)
     """What goes wrong, and in which layer; see [faults.md](faults.md)."""
@@ -181,8 +182,9 @@ class WorkloadEntry(Entry):
     the fault."""
 
     kind: Literal["single", "mix", "twin", "late", "group"] = "single"
-    """`single`: the victim alone. `mix`: with one sharer and one bystander. `twin`: the victim's prompt twice at once.
-    `late`: one request is sent during the repair of the victim. `group`: any of the requests below."""
+    """`single`: the victim alone. `mix`: with one sharer and one bystander, which have to be named. `twin`: the
+    victim's prompt twice at once. `late`: one request is sent during the repair of the victim. `group`: any of the
+    requests below."""
     victim: Axis[PromptId]
     """The prompt whose load is broken (or, with kind `none`, watched)."""
     fellows: Names = ()
@@ -192,7 +194,7 @@ class WorkloadEntry(Entry):
     sharers: Names = ()
     """Requests beside the victim that begin with its first blocks."""
     bystanders: Names = ()
-    """Requests beside the victim that share nothing with it."""
+    """Requests beside the victim that share nothing with it; they load their own KV, in the cell's load mode."""
     late: Names = ()
     """Requests sent when vLLM has been told that blocks of the victim are bad."""
     then: Names = ()

@@ -42,6 +42,11 @@ WIDE_COLUMNS = (
     *(">loaded", ">failed", ">reported", ">fired", ">s"),
 )
 NARROW_COLUMNS = ("", "cell", "outcome", ">l/f/r", ">fired", ">s")
+LEGEND = (
+    "l/f/r: blocks loaded / failed in the connector / reported to vLLM",
+    "fired: faults carried out, or damage noticed",
+)
+"""Of the narrow columns."""
 """Of the table of cells; numbers (>) stand on the right."""
 ANY_WIDTH = 100_000
 STYLES = {
@@ -97,7 +102,8 @@ def _print_cells(judged: tuple[Row, ...], console: Console) -> None:
         for row in judged:
             _print_cell(row, console)
     if fitting is not wide:
-        print_line(console, Text("l/f/r: blocks loaded / failed in the connector / reported to vLLM", "dim"))
+        for line in LEGEND:
+            print_line(console, Text(line, "dim"))
 
 
 def _table(columns: Iterable[str], lines: Iterable[list[Text]]) -> Table:
