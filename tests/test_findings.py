@@ -27,6 +27,7 @@ from tests.builders import (
     answer_with,
     cell,
     change_answer,
+    change_events,
     event,
     observation,
     oracle_runs,
@@ -247,6 +248,31 @@ def test_of_two_damaged_files() -> None:
 def test_of_an_engine_that_is_wrong_in_many_ways() -> None:
     findings = judged(MIX, broken_everywhere()).findings
     assert told(tuple(f for f in findings if not f.ok)) == lines(BROKEN)
+
+
+def test_of_loads_both_ways_faults_that_fired_twice_and_a_request_that_was_not_sent() -> None:
+    seen = observation(MIX)
+    extra = (
+        event(EventName.PLANNED, "tag-sharer", (4,), mode=LoadMode.ASYNC),
+        event(EventName.PLANNED, "tag-sharer", (4,), mode=LoadMode.OFF),
+        event(EventName.FAULT_FIRED, "tag-victim", (3,), reason="report"),
+    )
+    sent = tuple(record for record in seen.requests if record.planned.role is not Role.BYSTANDER)
+    findings = judged(MIX, replace(seen, requests=sent, events=(*seen.events, *extra))).findings
+    checks = {"load-mode", "fault-fired", "requests-sent"}
+    assert told(tuple(f for f in findings if not f.ok and f.check in checks and "unknown" not in f.detail)) == [
+        "load-mode of tag-sharer: this connector does not load the way the cell asks for: expected sync; "
+        "got async, off (broken)",
+        "requests-sent: expected 3 as planned; got 2 (2 as planned, 1 victims), 1 canaries (broken)",
+        "fault-fired of tag-victim: expected report 3; got report 3; report 3 (broken)",
+    ]
+
+
+def test_of_a_lookup_that_came_late_and_found_less() -> None:
+    of = cell(FaultKind.PENDING)
+    seen = change_events(observation(of), lambda e: replace(e, blocks=e.blocks[:3]))
+    (finding,) = (f for f in judged(of, seen).findings if (f.check, f.request) == ("fault-fired", "tag-victim"))
+    assert told((finding,)) == ["fault-fired of tag-victim: expected pending 0 1 2; got pending 0 1 2"]
 
 
 def test_of_an_answer_that_never_came() -> None:

@@ -11,6 +11,7 @@ from harness.judging.judge import judge
 from harness.records import (
     Cell,
     Completion,
+    Finding,
     Moment,
     Observation,
     OracleKey,
@@ -38,7 +39,7 @@ from tests.builders import (
     without,
     wrong_answer,
 )
-from tests.verdicts import Change, broken_checks, verdict_of
+from tests.verdicts import BYSTANDER_TAG, VICTIM_TAG, Change, broken_checks, verdict_of
 
 REPORT = FaultKind.REPORT
 GAVE_UP = Completion(200, error="the client gave up", broken_off=True, gave_up=True, duration_s=0.2)
@@ -46,8 +47,17 @@ GAVE_UP = Completion(200, error="the client gave up", broken_off=True, gave_up=T
 
 def said(verdict: Verdict, check: str) -> str:
     """What the one finding of that check says."""
+    return the_finding(verdict, check).detail
+
+
+def of_whom(verdict: Verdict, check: str) -> str:
+    """The request of which it says that."""
+    return the_finding(verdict, check).request
+
+
+def the_finding(verdict: Verdict, check: str) -> Finding:
     (finding,) = (finding for finding in verdict.findings if finding.check == check)
-    return finding.detail
+    return finding
 
 
 def with_requests(of: Cell, change: Callable[[PlannedRequest], PlannedRequest]) -> Cell:
@@ -85,6 +95,7 @@ def test_a_request_that_missed_the_repair_proves_nothing(change: Change) -> None
     assert (verdict.outcome, verdict.status) == (Outcome.UNPROVEN, Status.INCONCLUSIVE)
     assert "moment-met" in broken_checks(verdict)
     assert said(verdict, "moment-met") == "there was no repair when it was sent"
+    assert of_whom(verdict, "moment-met") == "tag-sharer"
 
 
 def test_a_request_ahead_that_still_ran() -> None:
@@ -97,6 +108,7 @@ def test_a_request_ahead_that_had_ended_proves_nothing(sent_s: float) -> None:
     verdict = verdict_of(AHEAD, sent_at(Role.VICTIM, sent_s)(observation(AHEAD)))
     assert (verdict.outcome, broken_checks(verdict)) == (Outcome.UNPROVEN, {"moment-met"})
     assert said(verdict, "moment-met") == "it had ended before the victim was sent"
+    assert of_whom(verdict, "moment-met") == BYSTANDER_TAG
 
 
 # Clients that give up.
@@ -145,6 +157,7 @@ def test_who_had_the_whole_answer_did_not_give_up(answer: Completion) -> None:
     verdict = verdict_of(of, seen)
     assert (verdict.outcome, broken_checks(verdict)) == (Outcome.UNPROVEN, {"moment-met"})
     assert said(verdict, "moment-met") == "its client had the whole answer before it left"
+    assert of_whom(verdict, "moment-met") == VICTIM_TAG
 
 
 @pytest.mark.parametrize(("role", "outcome"), [(Role.CANARY, Outcome.POISONED), (Role.SHARER, Outcome.COLLATERAL)])
