@@ -40,7 +40,7 @@ down:  ## stop the containers, drop the volumes (KV, journals); results in runs/
 
 test: check test-browser test-engines test-compose  ## everything; REQUIRE_COMPOSE=1, REQUIRE_BROWSER=1 insist on those two
 
-check: $(VENV)/done  ## style, types, unit tests: about a minute
+check: $(VENV)/done  ## style, types, unit tests: some minutes on two cores
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
