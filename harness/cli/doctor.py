@@ -22,7 +22,7 @@ from harness.cli.doctor_docker import docker_buildx, docker_compose, docker_disk
 from harness.cli.machine import GIB, Check, Machine, State, enough, first_line, free_bytes, nearest
 from harness.stack.compose import is_started
 from harness.stack.definition import read_engines
-from harness.stack.processes import MODEL_FOLDER
+from harness.stack.processes import LOCAL_MODEL, MODEL_FOLDER
 
 ENGINE_BYTES = int(2.5 * GIB)
 """Memory of one engine of compose.yaml with its default model."""
@@ -96,7 +96,7 @@ def model(machine: Machine) -> Check:
         return model_folder(
             folder, "let KVPROOF_MODEL_DIR name a folder that is not there yet; the model is made in it"
         )
-    if name.startswith(("/", "./", "../")):
+    if name.startswith(LOCAL_MODEL):
         return model_folder(Path(name), "let KVPROOF_MODEL name a folder with a model as Hugging Face stores it")
     return Check(State.NOTE, f"{name} is fetched from a model hub, unless it is in the cache; that needs a network")
 
@@ -143,7 +143,7 @@ def folders(machine: Machine) -> Check:
     chosen = [folder for folder in (machine.runs, machine.kv_dir or Path(tempfile.gettempdir())) if folder]
     closed = [str(folder) for folder in chosen if not _writable(folder)]
     if closed:
-        remedy = f"let user {os.getuid()} write there, to folders, or choose others with --runs and --kv-dir"
+        remedy = f"let them be folders that user {os.getuid()} may write to, or choose others with --runs and --kv-dir"
         return Check(State.PROBLEM, f"cannot be written: {', '.join(closed)}", remedy)
     return Check(State.OK, f"can be written: {', '.join(map(str, chosen))}")
 

@@ -21,7 +21,9 @@ from harness.errors import UsageError
 from harness.planning.matrix_words import NESTED, RULES
 
 FILE_BYTES_MAX = 2**22
+"""Of a matrix file; a device, or somebody's disk image, has more."""
 NUMBER_MAX = 10**12
+"""Of a whole number in it, far above what any key can mean; Python does not print every number that YAML can write."""
 
 Location = tuple[str | int, ...]
 """Where in the file: keys, and list indices counted from 0."""

@@ -27,6 +27,8 @@ HOST = "127.0.0.1"
 STOP_GRACE_S = 20.0
 SUPERVISOR_LOG_NAME = "supervisor.log"
 MODEL_FOLDER = Path(".cache/smollm2")
+LOCAL_MODEL = ("/", "./", "../")
+"""How KVPROOF_MODEL begins where it is a folder, not a hub id; services/entrypoint.py takes it so."""
 FILE_MODE_CAPABILITIES = 1 << 1 | 1 << 2
 """CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH, as bits of /proc/<pid>/status: who has them may ignore file modes."""
 
@@ -190,8 +192,8 @@ def _seen_from_here(environ: Mapping[str, str]) -> dict[str, str]:
     model, model_dir = environ.get("KVPROOF_MODEL", ""), environ.get("KVPROOF_MODEL_DIR", "")
     return {
         **environ,
-        **({"KVPROOF_MODEL": os.path.abspath(model)} if model.startswith(("./", "../")) else {}),
-        **({"KVPROOF_MODEL_DIR": os.path.abspath(model_dir)} if model_dir else {}),
+        **({"KVPROOF_MODEL": str(Path(model).absolute())} if model.startswith(LOCAL_MODEL) else {}),
+        **({"KVPROOF_MODEL_DIR": str(Path(model_dir).absolute())} if model_dir else {}),
     }
 
 
